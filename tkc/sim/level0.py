@@ -921,7 +921,7 @@ class ProgramInterpreter:
             known.pop(result, None)
             return
         known[result] = exact
-        if code.always and wrapping.is_index(op):
+        if code.always and isinstance(op, ew.Elementwise) and wrapping.is_index(op):
             x = [np.asarray(held[v]).astype(np.int64) for v in code.operands]
             if not every(FUNCTIONS[op.fn.name](*x) == held[result]):
                 raise OffsetOverflow("an integer that offsets are made of wraps where it is made")

@@ -64,13 +64,12 @@ def _is_bound(value: SSAValue) -> bool:
     return scalar is not None and not _is_planned(scalar) and Ranges().may_bound(scalar)
 
 
-def is_index(op: Operation) -> bool:
+def is_index(op: ew.Elementwise) -> bool:
     """Whether compiled code takes the result of an operation for what mathematics says, and more
     is made of it than offsets, whose accesses ask by themselves. Asked only where it wrapped.
     """
     return (
-        isinstance(op, ew.Elementwise)
-        and not _is_planned(op.results[0])
+        not _is_planned(op.results[0])
         and bool(ends(op.results[0]) - {End.OFFSET})
         and Ranges().overflow(op) is Overflow.NEVER
     )

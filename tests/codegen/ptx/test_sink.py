@@ -53,6 +53,17 @@ def test_nothing_moves(text):
     assert sink_to_uses(text) == text
 
 
+@pytest.mark.parametrize("reader", ["@%p0 fence.acq_rel.gpu;", "@%p0 trap;", "{ @!%p0 nop }"])
+def test_what_has_no_operands_reads_its_predicate(reader):
+    """It is a use as others are: the predicate is computed before it."""
+    text = (
+        "\tmov.u32 %r0, %tid.x;\n\tsetp.eq.s32 %p0, %r0, 0;\n$for_1:\n\tadd.s32 %r1, %r1, 1;\n"
+        f"\t@%p1 bra $for_1;\n\t{reader}\n\t@%p0 st.shared.b32 [%r0], %r1;\n"
+    )
+    lines = sink_to_uses(text).splitlines()
+    assert lines.index("\tsetp.eq.s32 %p0, %r0, 0;") < lines.index(f"\t{reader}")
+
+
 def test_nothing_moves_into_a_loop():
     text = (
         "\tmov.u32 %r0, %tid.x;\n\tadd.s32 %r1, %r0, 1;\n$for_1:\n\tst.shared.b32 [%r0],"

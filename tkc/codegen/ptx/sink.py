@@ -40,7 +40,7 @@ PURE = frozenset(
     ["abs", "add", "and", "bfe", "bfi", "clz", "cvt", "fma", "lop3", "mad", "max", "min", "mov"]
     + ["mul", "neg", "not", "or", "popc", "prmt", "selp", "setp", "shl", "shr", "sub", "xor"]
 )
-_INSTRUCTION = re.compile(r"\t(@!?%\w+ )?([a-z]\w*)([\w.:]*) (.*);")
+_INSTRUCTION = re.compile(r"\t(@!?%\w+ )?([a-z]\w*)([\w.:]*)( .*)?;")
 _REGISTER, _ADDRESS = re.compile(r"%[a-z]+\d+"), re.compile(r"\[[^]]*]")
 _BRANCH = re.compile(r"\bbra(?:\.uni)? (\$\w+);")
 _DECLARED = re.compile(r"\t\.reg \.b32 %r<(\d+)>;")
@@ -68,7 +68,7 @@ class Instruction:
         are made of the lines of one.
         """
         m = _INSTRUCTION.match(line)
-        return m and Instruction(m[1] or "", m[2], m[3], m[4])
+        return m and Instruction(m[1] or "", m[2], m[3], (m[4] or "").lstrip())
 
     @cached_property
     def is_pure(self) -> bool:
@@ -107,11 +107,12 @@ class Text:
         self.written: dict[str, list[int]] = defaultdict(list)
         self.read: dict[str, list[int]] = defaultdict(list)
         for i, op in enumerate(self.instructions):
-            if op is not None:
-                for r in op.writes:
-                    self.written[r].append(i)
-                for r in op.reads:
-                    self.read[r].append(i)
+            # what is no instruction may do anything with the registers that it names
+            named = _REGISTER.findall(self.lines[i]) if op is None else []
+            for r in named or (op.writes if op is not None else ()):
+                self.written[r].append(i)
+            for r in named or (op.reads if op is not None else ()):
+                self.read[r].append(i)
         self.loops = list(self._find_loops())
         self.innermost = [
             loop for loop in self.loops if not any(_encloses(loop, x) for x in self.loops)
