@@ -817,3 +817,41 @@ def test_what_a_branch_looks_at(where, depth):
         c = integers(m, BN, dtype=tkc.float32, seed=4)
         run(modules[LAST], [x, y, rows, flags, c], (3, 1, 1), seed=seed, resident=1)
         np.testing.assert_array_equal(c, want.astype(c.dtype))
+
+
+def in_place(x, y, c, BM: tkc.constexpr, BK: tkc.constexpr):
+    """A program's left operand lies where its loop writes."""
+    own = x[tkc.program_id(0)]
+    left, acc = tkc.minimum(tkc.load(own, (0, 0), (BM, BK)), 2), tkc.zeros((BM, BM), tkc.float32)
+    for k in tkc.range(tkc.program_id(0) % 3 * BK, y.shape[1], BK):
+        part = tkc.dot(left, tkc.load(y, (0, k), (BK, BK))).to(tkc.bfloat16)
+        acc = tkc.dot(part, tkc.load(y, (0, k), (BM, BK)).T, acc)
+        tkc.store(own, (16, 0), tkc.load(y, (k, 0), (16, 16)))
+    tkc.store(c[tkc.program_id(0)], (0, 0), acc.to(c.dtype))
+
+
+@pytest.mark.parametrize("programs", [1, 2, 5])
+def test_a_padding_tile_reads_nothing_that_a_program_writes(programs):
+    """It has the first program's left operand, which that one may be writing."""
+    BM, BK, steps = 64, 32, 3
+    arrays = array(tkc.bfloat16, 3), array(tkc.bfloat16), array(tkc.float32, 3)
+    modules, given = stages.compiled(
+        traced(in_place, *arrays, BM=BM, BK=BK), programs=4, num_warps=4
+    )
+    assert given.plan.roles == "co_resident" and given.plan.loads[0].path == "shared"
+    y = integers(BM, steps * BK, dtype=tkc.bfloat16, seed=1)
+    right = np.float64(y)
+    for module in distinct(modules):
+        x = integers(programs * BM, BK, dtype=tkc.bfloat16, seed=0).reshape(programs, BM, BK)
+        c, want = np.zeros((programs, BM, BM), np.float32), []
+        for p in range(programs):
+            parts = [right[:, k : k + BK] for k in range(p % 3 * BK, steps * BK, BK)]
+            want.append(
+                sum(
+                    (np.minimum(np.float64(x[p]), 2) @ part[:BK]).astype(x.dtype).astype(np.float64)
+                    @ part.T
+                    for part in parts
+                )
+            )
+        run(module, [x, y, c], (programs, 1, 1))
+        np.testing.assert_array_equal(c, np.asarray(want, np.float32))

@@ -11,6 +11,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -352,7 +353,7 @@ class Comparison:
         # what is assembled where ptxas would spill
         leaner = replace(program, text=sink_to_uses(rematerialise(program.text)))
         texts = [program] if leaner.text == program.text else [program, leaner]
-        runs = (self.run(variant.label("PTX"), lambda a, p=p: self._run_ptx(p, a)) for p in texts)
+        runs = (self.run(variant.label("PTX"), partial(self._run_ptx, p)) for p in texts)
         return next(filter(None, runs), None)
 
     def _run_ptx(self, program: PtxProgram, arguments: list) -> None:

@@ -40,6 +40,7 @@ EFFECTS = (
     tile.Print,
     tile.Assert,
 )
+BY_A_PRODUCER = ("tma", "cp_async", "broadcast")  # paths of loads that other threads make
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def guard_effects(
     """What a program does has no effect where it is a padding tile, and reads nothing by address:
     that may lie outside of everything. padded: program ids that may be outside the grid; of arrays
     that they index, a padding tile has the first. Of that, and of blocks that every program reads,
-    it reads nothing into registers where a program of the grid writes it meanwhile.
+    its own threads read nothing where a program of the grid writes it meanwhile.
     """
     reads = [*_loads_of_the_first(body, real, padded), *_loads_by_all(body, padded)]
     read_only_if(real, dict.fromkeys(reads), context)
@@ -154,12 +155,12 @@ def guard_effects(
 def read_only_if(
     condition: SSAValue, loads: Iterable[tile.LoadPointers | tile.Load], context: PassContext
 ) -> None:
-    """Where a condition does not hold, loads into registers read nothing that some program may
+    """Where a condition does not hold, threads that compute read nothing that some program may
     write: that program may be under way.
     """
     for load in loads:
-        in_registers = context.plan is None or context.plan.load(load).path == "registers"
-        if in_registers and not unwritten(load, context.overlaps):
+        by_a_producer = context.plan is not None and context.plan.load(load).path in BY_A_PRODUCER
+        if not by_a_producer and not unwritten(load, context.overlaps):
             _masked(load, condition)
 
 
