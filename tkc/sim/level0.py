@@ -921,10 +921,8 @@ class ProgramInterpreter:
             known.pop(result, None)
             return
         known[result] = exact
-        if code.always and isinstance(op, ew.Elementwise) and wrapping.is_index(op):
-            x = [np.asarray(held[v]).astype(np.int64) for v in code.operands]
-            if not every(FUNCTIONS[op.fn.name](*x) == held[result]):
-                raise OffsetOverflow("an integer that offsets are made of wraps where it is made")
+        if code.always and isinstance(op, ew.Elementwise):
+            wrapping.refuse_index(op, FUNCTIONS[op.fn.name], held)
 
     def offsets(self, value: SSAValue) -> tuple[np.ndarray, np.ndarray]:
         """Integers used as offsets (int64), and where they are not the mathematical ones."""

@@ -4,7 +4,7 @@ elements of an access, are made. It keeps their mathematical values beside the w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from xdsl.dialects.builtin import i64
@@ -13,8 +13,10 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.ranges import Overflow, Ranges, repeated_scalar
+from tkc.ir.truths import every
 from tkc.ir.types import element_of, is_bool, is_integer, is_unsigned
 from tkc.ir.uses_of_integers import End, ends
+from tkc.sim.errors import OffsetOverflow
 
 COMPARISONS = ("lt", "le", "gt", "ge")
 LOGICAL = ("and", "or", "xor", "not")
@@ -64,15 +66,21 @@ def _is_bound(value: SSAValue) -> bool:
     return scalar is not None and not _is_planned(scalar) and Ranges().may_bound(scalar)
 
 
-def is_index(op: ew.Elementwise) -> bool:
-    """Whether compiled code takes the result of an operation for what mathematics says, and more
-    is made of it than offsets, whose accesses ask by themselves. Asked only where it wrapped.
+def refuse_index(
+    op: ew.Elementwise, function: Callable[..., np.ndarray], held: Mapping[SSAValue, np.ndarray]
+) -> None:
+    """Asked of a result that is not the mathematical one. Raises OffsetOverflow where the operation
+    itself wraps, though compiled code takes its result for what mathematics says, and more is made
+    of it than offsets, whose accesses ask by themselves.
     """
-    return (
-        not _is_planned(op.results[0])
-        and bool(ends(op.results[0]) - {End.OFFSET})
-        and Ranges().overflow(op) is Overflow.NEVER
-    )
+    result = op.results[0]
+    if _is_planned(result) or not ends(result) - {End.OFFSET}:
+        return
+    if Ranges().overflow(op) is not Overflow.NEVER:
+        return
+    x = [np.asarray(held[v]).astype(np.int64) for v in op.operands]
+    if not every(function(*x) == held[result]):
+        raise OffsetOverflow("an integer that offsets are made of wraps where it is made")
 
 
 def _is_planned(value: SSAValue) -> bool:
