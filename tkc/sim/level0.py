@@ -912,17 +912,17 @@ class ProgramInterpreter:
             if not x:
                 self.code[op] = code._replace(follows="")
                 return
-        x = [v.astype(np.int64) if v.dtype.kind in "iu" else v for v in x]
-        if isinstance(op, ew.Elementwise):
-            exact = FUNCTIONS[op.fn.name](*x)
-        else:
-            exact = x[0] if isinstance(op, ew.Cast) else SHAPES[type(op)](self, op, *x)
+        exact = self._exactly(op, wrapping.widened(x))
         if every(exact == held[result]):
             known.pop(result, None)
             return
         known[result] = exact
-        if code.always and isinstance(op, ew.Elementwise):
-            wrapping.refuse_index(op, FUNCTIONS[op.fn.name], held)
+        wrapping.refuse_index(op, FUNCTIONS, held)
+
+    def _exactly(self, op: Operation, x: list[np.ndarray]) -> np.ndarray:
+        if isinstance(op, ew.Elementwise):
+            return FUNCTIONS[op.fn.name](*x)
+        return x[0] if isinstance(op, ew.Cast) else SHAPES[type(op)](self, op, *x)
 
     def offsets(self, value: SSAValue) -> tuple[np.ndarray, np.ndarray]:
         """Integers used as offsets (int64), and where they are not the mathematical ones."""

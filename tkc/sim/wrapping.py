@@ -66,20 +66,27 @@ def _is_bound(value: SSAValue) -> bool:
     return scalar is not None and not _is_planned(scalar) and Ranges().may_bound(scalar)
 
 
+def widened(numbers: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Integers as those of 64 bits, in which sums and products of shorter ones do not wrap."""
+    return [v.astype(np.int64) if v.dtype.kind in "iu" else v for v in numbers]
+
+
 def refuse_index(
-    op: ew.Elementwise, function: Callable[..., np.ndarray], held: Mapping[SSAValue, np.ndarray]
+    op: Operation,
+    functions: Mapping[str, Callable[..., np.ndarray]],
+    held: Mapping[SSAValue, np.ndarray],
 ) -> None:
     """Asked of a result that is not the mathematical one. Raises OffsetOverflow where the operation
     itself wraps, though compiled code takes its result for what mathematics says, and more is made
     of it than offsets, whose accesses ask by themselves.
     """
     result = op.results[0]
-    if _is_planned(result) or not ends(result) - {End.OFFSET}:
+    if not isinstance(op, ew.Elementwise) or _is_planned(result) or not ends(result) - {End.OFFSET}:
         return
     if Ranges().overflow(op) is not Overflow.NEVER:
         return
-    x = [np.asarray(held[v]).astype(np.int64) for v in op.operands]
-    if not every(function(*x) == held[result]):
+    x = widened([np.asarray(held[v]) for v in op.operands])
+    if not every(functions[op.fn.name](*x) == held[result]):
         raise OffsetOverflow("an integer that offsets are made of wraps where it is made")
 
 

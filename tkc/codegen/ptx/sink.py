@@ -107,11 +107,11 @@ class Text:
         self.written: dict[str, list[int]] = defaultdict(list)
         self.read: dict[str, list[int]] = defaultdict(list)
         for i, op in enumerate(self.instructions):
-            # what is no instruction may do anything with the registers that it names
-            named = _REGISTER.findall(self.lines[i]) if op is None else []
-            for r in named or (op.writes if op is not None else ()):
+            if op is None:  # it may do anything with the registers that it names
+                named = _REGISTER.findall(self.lines[i])
+            for r in named if op is None else op.writes:
                 self.written[r].append(i)
-            for r in named or (op.reads if op is not None else ()):
+            for r in named if op is None else op.reads:
                 self.read[r].append(i)
         self.loops = list(self._find_loops())
         self.innermost = [
