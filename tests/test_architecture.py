@@ -33,9 +33,10 @@ WRITTEN = sorted(
 BELOW = {
     "errors": set(),
     "progress": set(),
+    "objects": set(),
     "devices": {"errors"},
     "ir": {"devices", "errors"},
-    "language": {"ir", "errors"},
+    "language": {"objects", "ir", "errors"},
     "passes": {"ir", "devices", "errors"},
     "codegen": {"ir", "errors"},
     "sim": {"ir", "errors"},
@@ -43,6 +44,7 @@ BELOW = {
     "compiler": {"progress", "language", "passes", "timing", "codegen", "sim", "ir", "errors"},
     "runtime": {
         "compiler",
+        "objects",
         "devices",
         "progress",
         "language",

@@ -59,6 +59,37 @@ class Slots:
         self.value = 1
 
 
+class PrivateSlots:
+    """Python gives such a slot another name."""
+
+    __slots__ = ("__value",)
+
+    def __init__(self):
+        self.__value = 1
+
+    def put(self, value):
+        self.__value = value
+
+    def get(self):
+        return self.__value
+
+
+class HiddenSlots(Slots):
+    """Its base has a slot of the same name, which holds something else."""
+
+    __slots__ = ("value",)
+
+    def put(self, value):
+        Slots.value.__set__(self, value)
+
+    def get(self):
+        return Slots.value.__get__(self) * 10 + self.value
+
+    def __init__(self):
+        self.value = 2
+        self.put(1)
+
+
 class Meta(type):
     value = 1
 
@@ -181,6 +212,8 @@ simple("generator_in_a_generator", lambda: (x for x in counted()), advance, next
 simple("instance", Holder, lambda x: put(x, 5), value_of)
 simple("instance_dict", Holder, lambda x: vars(x).update(value=5), value_of)
 simple("slots", Slots, lambda x: put(x, 5), value_of)
+simple("private_slots", PrivateSlots, lambda x: x.put(5), lambda x: x.get())
+simple("hidden_slots", HiddenSlots, lambda x: x.put(5), lambda x: x.get())
 simple("slot_filled", Slots, lambda x: setattr(x, "other", 5), lambda x: hasattr(x, "other") * 3)
 simple("namespace", lambda: types.SimpleNamespace(value=1), lambda x: put(x, 5), value_of)
 simple("module", lambda: module(), lambda x: put(x, 5), value_of)
@@ -398,6 +431,7 @@ def test_state_is_followed(name, place):
 # these are carried, not refused
 CARRIED = (
     *("list", "list_reversed", "dict", "user_list", "instance", "instance_dict", "slots"),
+    *("private_slots", "hidden_slots"),
     *("namespace", "module", "class", "class_of_instance", "metaclass", "base_class", "exception"),
     *("exception_of_python", "frozen_record", "function", "default_list", "defaults_of_keywords"),
     *("partial", "bound_method", "weak_reference", "mapping_proxy", "frozenset_of_objects"),

@@ -58,6 +58,41 @@ class Slotted:
         self.own = own
 
 
+class PrivateSlots:
+    __slots__ = ("__own",)
+
+    def __init__(self, own):
+        self.put(own)
+
+    def put(self, own):
+        self.__own = own
+
+    def get(self):
+        return self.__own
+
+
+class HiddenSlots(PrivateSlots):
+    __slots__ = ("own",)
+
+    def __init__(self, own):
+        super().__init__(own)
+        self.own = own
+
+
+class HidingSlots(HiddenSlots):
+    """A slot of its base has this name, and another content."""
+
+    __slots__ = ("own",)
+
+    def __init__(self, own):
+        super().__init__(own)
+        HiddenSlots.own.__set__(self, own)
+
+    @property
+    def below(self):
+        return HiddenSlots.own.__get__(self)
+
+
 @dataclasses.dataclass
 class Record:
     own: float
@@ -67,6 +102,7 @@ class Kind(enum.Enum):
     TWO = 2.0
 
 
+private, hiding = PrivateSlots(2.0), HidingSlots(2.0)
 space = types.SimpleNamespace(x=2.0, inner=types.SimpleNamespace(y=2.0))
 held, slotted, record, table = Held(2.0), Slotted(2.0), Record(2.0), {"x": 2.0}
 listed, part, kind = [2.0], functools.partial(lambda a, b: a * b, 2.0), Kind.TWO
@@ -125,6 +161,8 @@ ROUTES = {
     "callable": ("held(v) / held.shared", lambda n: setattr(held, "own", n)),
     "handed on": ("getattr(held, 'own') * v", lambda n: setattr(held, "own", n)),
     "slot": ("v * slotted.own", lambda n: setattr(slotted, "own", n)),
+    "private slot": ("v * private.get()", lambda n: private.put(n)),
+    "hidden slot": ("v * hiding.below", lambda n: HiddenSlots.own.__set__(hiding, n)),
     "dataclass": ("v * record.own", lambda n: setattr(record, "own", n)),
     "dictionary": ("v * table['x']", lambda n: table.update(x=n)),
     "list": ("v * listed[0]", lambda n: listed.__setitem__(0, n)),
@@ -181,6 +219,8 @@ def as_it_was():
     helper.factor = by_attribute.factor = 2.0
     space.x, space.inner = 2.0, types.SimpleNamespace(y=2.0)
     Held.shared = held.own = slotted.own = record.own = table["x"] = listed[0] = 2.0
+    private.put(2.0)
+    HiddenSlots.own.__set__(hiding, 2.0)
     os.environ.pop("TKC_TEST_FACTOR", None)
 
 

@@ -171,6 +171,15 @@ HOLDERS: dict[str, Holder] = {
         ("v * {n}.x",),
         ("{n}.x = {v}", "{n} = {n}T()\n{n}.x = {v}"),
     ),
+    "private slots": Holder(
+        "class {n}B:\n    __slots__ = ('__x', 'y')\n\n"
+        "    def get(self):\n        return self.__x\n\n"
+        "    def put(self, x):\n        self.__x = x\n\n\n"
+        "class {n}T({n}B):\n    __slots__ = ('y',)\n\n\n"
+        "{n} = {n}T()\n{n}.put({v})\n{n}B.y.__set__({n}, {v})",
+        ("v * {n}.get()", "v * {n}B.y.__get__({n})"),
+        ("{n}.put({v})", "{n}B.y.__set__({n}, {v})"),
+    ),
     "dataclass": Holder(
         "@dataclasses.dataclass\nclass {n}T:\n    x: float = {v}\n\n\n{n} = {n}T()\n"
         "{n}.y = {v}\n\n\ndef {n}Handed(of, v):\n    return v * getattr(of, 'y', 2)",

@@ -43,6 +43,7 @@ from tkc.language.arrays import Array
 from tkc.language.dtypes import DType
 from tkc.language.tracer import fail, is_library
 from tkc.language.values import BINARY, COMPARISONS, Pointer, Value
+from tkc.objects import own_attributes, own_dict, slots_by_name
 
 UNBOUND = type("Unbound", (), {"__repr__": lambda self: "<no value>"})()
 
@@ -178,7 +179,7 @@ def contents(obj: Any) -> dict | None:
         found["__class__"] = Frozen(id(type(obj)), type(obj))
     elif rest is not None and module not in _OPEN:
         return found
-    return found | _attributes(obj)
+    return found | own_attributes(obj)
 
 
 def _mark(mark: object) -> dict:
@@ -258,25 +259,6 @@ def _version(obj: Any) -> dict | None:
     return _mark(count) if isinstance(count, int) else None
 
 
-def _attributes(obj: Any) -> dict:
-    """The attributes of an object itself, in its dict and in its slots."""
-    found = dict(_held(obj))
-    for cls in type(obj).__mro__:
-        slots = cls.__dict__.get("__slots__", ())
-        for n in (slots,) if isinstance(slots, str) else slots:
-            if n not in ("__dict__", "__weakref__") and hasattr(obj, n):
-                found[n] = getattr(obj, n)
-    return found
-
-
-def _held(obj: object) -> dict:
-    """The dict of an object's attributes. A class's own way to find attributes is not asked."""
-    try:
-        return object.__getattribute__(obj, "__dict__")
-    except AttributeError:
-        return {}
-
-
 def _rest(obj: Any) -> Frozen | None:
     """What can be compared of an object beside its attributes; None where it tells nothing."""
     kind = type(obj)
@@ -298,14 +280,14 @@ def _account(obj: Any, kind: type) -> Frozen | None:
     """What an object tells, or what the garbage collector knows of an object of a library that has
     no attributes.
     """
-    _held(obj)  # a dict that Python makes when it is asked for is there from now on
+    own_dict(obj)  # a dict that Python makes when it is asked for is there from now on
     held = _referents(obj)
     told = _told(obj)
     account = Frozen(_spelled(told, held), told)
     # one that differs though nothing has changed, as it holds objects made for it, says nothing
     if told is not None and account.mark == _spelled(_told(obj), held):
         return account
-    if not is_library(module_of(kind)) or isinstance(obj, _WINDOWS) or _attributes(obj):
+    if not is_library(module_of(kind)) or isinstance(obj, _WINDOWS) or own_attributes(obj):
         return None
     hidden = list(held.values())
     return Frozen((_spelled(hidden, {}), repr(obj)), hidden)
@@ -402,7 +384,7 @@ def _of_class_and_attributes(obj: Any) -> list[tuple[Any, Any]]:
     """The class of a user's object, and the attributes of one whose slots are its elements."""
     if is_library(module_of(type(obj))):
         return []
-    held = [(None, _held(obj))] if isinstance(obj, _HOLDERS) else []
+    held = [(None, own_dict(obj))] if isinstance(obj, _HOLDERS) else []
     return [*held, (None, type(obj))]
 
 
@@ -415,10 +397,10 @@ def _elements(obj: Any, slots: dict) -> list[tuple[Any, Any]]:
     rest = slots.get(REST)
     known = {id(v) for v in slots.values()} | {id(type(obj))}
     if rest is not None and is_library(module_of(type(obj))) and not isinstance(obj, set):
-        found = [*_objects_of(rest.kept, _referents(obj)), _held(obj).get("__wrapped__")]
+        found = [*_objects_of(rest.kept, _referents(obj)), own_dict(obj).get("__wrapped__")]
     else:
         found = gc.get_referents(obj)
-        known.add(id(_held(obj)))
+        known.add(id(own_dict(obj)))
     return [(None, x) for x in found if id(x) not in known and not is_constant(x)]
 
 
@@ -455,6 +437,8 @@ def write(obj: Any, key: Any, value: object) -> None:
             obj.table[key] = value
         case type() | threading.local():
             setattr(obj, key, value)
+        case _ if key in (slots := slots_by_name(obj)):
+            slots[key].__set__(obj, value)
         case _:
             object.__setattr__(obj, key, value)
 
@@ -468,5 +452,7 @@ def delete(obj: Any, key: Any) -> None:
             del obj.table[key]
         case type() | threading.local():
             delattr(obj, key)
+        case _ if key in (slots := slots_by_name(obj)):
+            slots[key].__delete__(obj)
         case _:
             object.__delattr__(obj, key)

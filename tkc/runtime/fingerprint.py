@@ -26,6 +26,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tkc.objects import own_attributes, own_dict, slots_of
+
 RUN_TIME = (
     "TKC_CACHE",
     "TKC_CACHE_DIR",
@@ -249,7 +251,7 @@ class Fingerprint:
         for chain in sorted(chains):
             value = root
             for attribute in chain[1:]:
-                space = _held(value)
+                space = own_dict(value)
                 owner, value = value, getattr(value, attribute, None)
                 if space.get(attribute) is value:
                     self.watched.append((space, attribute, value))
@@ -295,7 +297,7 @@ class Fingerprint:
             self._function("", function)
         else:
             self._value(f"member {cls.__qualname__}.{name}", member)
-        self.watched.append((_held(cls), name, member))
+        self.watched.append((own_dict(cls), name, member))
 
     def _value(self, label: str, value) -> None:
         try:
@@ -453,7 +455,7 @@ class Fingerprint:
         holds more (elements, the state of an iterator).
         """
         kind = type(value)
-        held, reduces = _all_held(value), _holds_more(kind)
+        held, reduces = own_attributes(value), _holds_more(kind)
         known = _is_users_object(value) or dataclasses.is_dataclass(value)
         if not held and not reduces and not known:
             raise Unstable(f"a value of type {kind.__qualname__}")
@@ -558,7 +560,9 @@ def _lasting(value) -> bool:
     if kind in (tuple, frozenset):
         return all(map(_lasting, value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return kind.__dataclass_params__.frozen and all(map(_lasting, _all_held(value).values()))
+        return kind.__dataclass_params__.frozen and all(
+            map(_lasting, own_attributes(value).values())
+        )
     if kind is functools.partial:
         return all(map(_lasting, (value.func, value.args, tuple(value.keywords.items()))))
     if isinstance(value, types.BuiltinFunctionType):
@@ -653,29 +657,6 @@ def _reduced(value: object) -> object:
     return [arguments, state, list(items or ()), list(pairs or ())]
 
 
-def _held(value: object) -> dict[str, Any]:
-    """The attributes of an object itself. A class's own way to find attributes is not asked."""
-    try:
-        return object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return {}
-
-
-def _all_held(value: object) -> dict[str, Any]:
-    """The attributes of an object itself, in its slots too."""
-    slots = [n for cls in type(value).__mro__ for n in _slots(cls)]
-    held = dict(_held(value)) | {n: _slot(value, n) for n in slots}
-    return {n: v for n, v in held.items() if v is not _EMPTY}
-
-
-def _slot(value: object, name: str) -> object:
-    """What a slot holds; _EMPTY where it holds nothing."""
-    try:
-        return object.__getattribute__(value, name)
-    except AttributeError:
-        return _EMPTY
-
-
 _EMPTY = object()
 
 
@@ -687,18 +668,13 @@ def _is_users_object(value: object) -> bool:
         and kind.__module__.split(".")[0] not in ("numpy", "torch", "ml_dtypes", "tkc")
         and not isinstance(value, (types.FunctionType, types.ModuleType, enum.Enum))
         and not _is_kernel(value)
-        and (kind.__dictoffset__ != 0 or any(map(_slots, kind.__mro__)))
+        and (kind.__dictoffset__ != 0 or any(map(slots_of, kind.__mro__)))
     )
 
 
 def _has_attributes(value: object) -> bool:
     """Whether reads through attributes of a value are looked at one by one."""
     return not _is_ours(value) and (isinstance(value, type) or _is_users_object(value))
-
-
-def _slots(cls: type) -> tuple[str, ...]:
-    slots = vars(cls).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def _join(kind: str, parts: Iterable[bytes]) -> bytes:
@@ -719,7 +695,7 @@ def _is_ours(value) -> bool:
 def _is_kernel(value: object) -> bool:
     """Whether a value is an object of tkc that wraps a function of users (tkc.jit)."""
     return _is_ours_by_name(type(value).__module__) and isinstance(
-        _held(value).get("fn"), types.FunctionType
+        own_dict(value).get("fn"), types.FunctionType
     )
 
 
