@@ -6,6 +6,7 @@ from tkc.ir import elementwise as ew
 from tkc.ir import shared, tile
 from tkc.ir.types import TileType
 
+WARPGROUP_REGISTER = 4 * 128  # bytes: one register of each thread of a warpgroup
 # Their results are registers of their operands.
 ALIASES = (
     tile.Reshape,
