@@ -53,6 +53,7 @@ from xdsl.dialects import scf
 from xdsl.ir import Operation
 
 from tkc.ir.plan import Plan
+from tkc.ir.registers import WARPGROUP_REGISTER
 from tkc.ir.target import Target
 from tkc.ir.values import tile_type
 from tkc.passes import LaunchOptions, PassContext
@@ -234,11 +235,14 @@ def _by_columns(program: Program, context: PassContext, plan: Plan, made: Plan) 
 
 def _too_much_for_one(program: Program, context: PassContext, plan: Plan, made: Plan) -> str:
     """Why the registers of one warpgroup do not hold what a program computes; empty if they do."""
-    tiles, room = results_of_dots(program.kernel) // (4 * 128), (made.registers or (0,))[-1]
+    tiles, room = (
+        results_of_dots(program.kernel) // WARPGROUP_REGISTER,
+        (made.registers or (0,))[-1],
+    )
     if tiles > room:
         return f"{tiles} registers a thread of one do not fit {room}"
     most = context.target.assembler.straight_live
-    if (sums := _carried_sums(program) // (4 * 128)) > most:
+    if (sums := _carried_sums(program) // WARPGROUP_REGISTER) > most:
         return (
             f"accumulators of {sums} registers a thread of one, which holds {most} beside the rest"
         )

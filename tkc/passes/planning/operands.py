@@ -40,6 +40,7 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue, Use
 
 from tkc.ir import tile
 from tkc.ir.fragments import Mma, instructions_for
+from tkc.ir.registers import WARPGROUP_REGISTER
 from tkc.ir.types import TileType, bits
 from tkc.ir.values import (
     block_of,
@@ -732,7 +733,7 @@ def operand_registers(
     """
 
     def registers(value: SSAValue) -> int:
-        return tile_type(value).bytes // (4 * 128 * groups)
+        return tile_type(value).bytes // (WARPGROUP_REGISTER * groups)
 
     loop = dots[0].parent_op()
     some = [d for d in dots if partial(d)] if not rotated else []

@@ -12,6 +12,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.host_values import is_unbounded
+from tkc.ir.registers import WARPGROUP_REGISTER
 from tkc.ir.rewrite import counted_slice, following, loops_of
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import SharedType, TileType, bits
@@ -295,7 +296,7 @@ def pointer_registers(loops: Sequence[scf.ForOp], warpgroups: int) -> int:
     pointers.
     """
     return sum(
-        -(-op.result.type.bytes // (4 * 128 * warpgroups))
+        -(-op.result.type.bytes // (WARPGROUP_REGISTER * warpgroups))
         for loop in loops
         for op in loop.body.block.ops
         if isinstance(op, tile.LoadPointers) and isinstance(op.result.type, TileType)
