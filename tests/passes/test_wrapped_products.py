@@ -287,7 +287,24 @@ def masked_by_its_sign(x, out):
     tkc.store(out, (p * 8,), v)
 
 
+def read_in_a_branch_beside_its_twin(x, out):
+    """Both products are one where equal operations are joined."""
+    p = tkc.program_id(0)
+    h, g, v = hashed(p), hashed(p), tkc.zeros((8,), tkc.float32)
+    if x.shape[0] > 16:
+        v = tkc.load(x, (h,), (8,))
+    tkc.store(out, (p * 8,), v + tkc.where(g < 0, 1.0, 0.0))
+
+
+def a_sum_of_counters(x, out):
+    total = 0
+    for _ in tkc.range(0, 137 * x.shape[0] + tkc.program_id(0)):
+        total = total + 1000003
+    tkc.store(out, (0,), tkc.full((8,), tkc.where(total < 0, 1.0, 0.0), tkc.float32))
+
+
 OF_OFFSETS = [
+    read_in_a_branch_beside_its_twin,
     read_where_not_negative,
     read_outside_and_compared,
     read_in_no_iteration,
@@ -301,5 +318,84 @@ def test_an_integer_of_offsets_that_wraps_is_refused(kernel):
     module = traced(kernel, *(array(tkc.float32, 1),) * 2)
     given = [np.arange(16, dtype=np.float32), np.zeros(16, np.float32)]
     level0.run(module, given, (1,))
-    with pytest.raises(OffsetOverflow, match="an integer that offsets are made of wraps"):
+    with pytest.raises(OffsetOverflow, match="an integer that offsets may be made of wraps"):
         level0.run(module, given, (2,))
+
+
+def stored_at_a_cast(x, out, numbers):
+    """Two casts wrap: to another sign, and to fewer bits."""
+    at = numbers[0].to(tkc.uint32).to(tkc.int32)
+    tkc.store(out[64:128], (at,), tkc.load(x, (0,), (8,)))
+    short = (numbers[0] & 0xFFFF).to(tkc.int16)
+    tkc.store(out[192:], (short.to(tkc.int32),), tkc.load(x, (8,), (8,)))
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("at", [-5, 9])
+def test_an_offset_that_a_cast_wraps(at, how):
+    """It is the number that the cast gives: a block there lies before a view's begin."""
+    x = np.arange(1, 17, dtype=np.float32)
+    out = np.zeros(256, np.float32)
+    for begin, end, part in ((64, 128, x[:8]), (192, 256, x[8:])):
+        inside = np.arange(begin + at, begin + at + 8)
+        out[inside[(inside >= begin) & (inside < end)]] = part[(inside >= begin) & (inside < end)]
+
+    def given(r):
+        return dict(x=x, out=np.zeros(256, np.float32), numbers=np.array([at], np.int32))
+
+    run(Case("cast", stored_at_a_cast, given, lambda a: dict(out=out)), how)
+
+
+def data_in_a_while(y, out, n):
+    x = y[0]
+    i = s = 0
+    while i < n:
+        z = tkc.maximum(x, 0) + 5
+        s = s + tkc.where(z < 0, 1, 0)
+        x = z + y[i]
+        i = i + 1
+    tkc.store(out, (0,), tkc.full((8,), s, tkc.int32))
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_data_that_a_while_carries(how):
+    """It is no index: what is added to it wraps."""
+
+    def given(r):
+        return dict(y=np.full(8, 2**31 - 1, np.int32), out=np.zeros(8, np.int32), n=2)
+
+    run(Case("while", data_in_a_while, given, lambda _: dict(out=np.ones(8, np.int32))), how)
+
+
+def read_where_a_wide_number_is_not_negative(x, out):
+    p = tkc.program_id(0).to(tkc.int64)
+    h = (((p * 50000 + 1) * 50000 + 1) * 50000 + 1) * 50000 + 1
+    v = tkc.full((8,), 7.0, tkc.float32)
+    if h >= 0:
+        v = tkc.load(x, (h,), (8,))
+    tkc.store(out, (tkc.program_id(0) * 8,), v)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_product_of_64_bits_wraps(how):
+    """Level 0 has no wider numbers to see it by."""
+    p = np.arange(4, dtype=np.int64)
+    with np.errstate(over="ignore"):
+        h = (((p * 50000 + 1) * 50000 + 1) * 50000 + 1) * 50000 + 1
+    assert (h < 0).any()
+
+    def given(r):
+        return dict(x=np.arange(1, 9, dtype=np.float32), out=np.zeros(32, np.float32))
+
+    want = np.where(h < 0, 7, 0).repeat(8).astype(np.float32)
+    case = Case(
+        "wide", read_where_a_wide_number_is_not_negative, given, lambda a: dict(out=want), (4,)
+    )
+    run(case, how)
+
+
+def test_a_sum_of_indices_that_wraps_is_refused():
+    module = traced(a_sum_of_counters, *(array(tkc.float32, 1),) * 2)
+    given = [np.arange(16, dtype=np.float32), np.zeros(16, np.float32)]
+    with pytest.raises(OffsetOverflow, match="an integer that offsets may be made of wraps"):
+        level0.run(module, given, (1,))

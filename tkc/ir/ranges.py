@@ -8,7 +8,7 @@ A tile's range holds for each of its elements. `Ranges().of(value)` follows defi
 and stores what it found, so make a new one after changing the IR. `divisor(value)` is its short
 form for the divisor of one value.
 
-Overflow. Unsigned arithmetic wraps, and so does that of fewer than 32 bits: a result that does not
+Overflow. Unsigned arithmetic wraps, and so does that of other than 32 bits: a result that does not
 fit has no known range. Signed sums and products of indices (programs, extents, loop counters,
 known constants up to 2¹⁶) are offsets, which are mathematical integers: level 0 refuses a program
 in which they overflow. So a result beyond the type is cut off at the type's bounds instead of
@@ -239,7 +239,11 @@ class Ranges:
     def _begin(self, value: SSAValue) -> Sequence[SSAValue]:
         """Remembers what a cycle would find of a value; gives the values to be computed first."""
         whole = self._memo[value] = bounds(value.type)
-        if whole is None or isinstance(value, BlockArgument):
+        if whole is None:
+            return ()
+        if isinstance(value, BlockArgument):
+            if isinstance(value.block.parent_op(), scf.WhileOp):
+                self._memo[value] = replace(whole, is_data=True)
             return ()
         match owner_op(value):
             case ew.Select() as op:
@@ -280,7 +284,9 @@ class Ranges:
             return found if exact is None else _cut_off(exact, whole).meet(found)
         if isinstance(op, ew.Elementwise) or args[0] is None:
             return found
-        return _cut_off(args[0], whole).meet(found)
+        if isinstance(op, ew.Cast) and not whole.holds(args[0]):
+            return found  # a cast to fewer bits, or to another sign, is meant to wrap
+        return args[0].meet(found)
 
     def always(self, condition: SSAValue) -> bool | None:
         """True or False if a truth value is that, everywhere; None if it is open."""
@@ -630,7 +636,7 @@ def _overflow(found: Range, args: list[Range], op: ew.Elementwise, whole: Range)
         return Overflow.UNLESS_OFFSET
     if op.fn.name == "mul" and End.OFFSET not in ends(op.result):
         return Overflow.WRAPS
-    return Overflow.NEVER
+    return Overflow.NEVER if bits(element_of(op.result.type)) == 32 else Overflow.WRAPS
 
 
 def _is_hash(found: Range, args: list[Range], op: ew.Elementwise, whole: Range) -> bool:

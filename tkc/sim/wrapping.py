@@ -15,7 +15,6 @@ from tkc.ir import tile
 from tkc.ir.ranges import Overflow, Ranges, repeated_scalar
 from tkc.ir.truths import every
 from tkc.ir.types import element_of, is_bool, is_integer, is_unsigned
-from tkc.ir.uses_of_integers import End, ends
 from tkc.sim.errors import OffsetOverflow
 
 COMPARISONS = ("lt", "le", "gt", "ge")
@@ -77,17 +76,17 @@ def refuse_index(
     held: Mapping[SSAValue, np.ndarray],
 ) -> None:
     """Asked of a result that is not the mathematical one. Raises OffsetOverflow where the operation
-    itself wraps, though compiled code takes its result for what mathematics says, and more is made
-    of it than offsets, whose accesses ask by themselves.
+    itself wraps, though compiled code takes its result for what mathematics says. What an access
+    does not reach may wrap as well: another one may be made of the same operands.
     """
     result = op.results[0]
-    if not isinstance(op, ew.Elementwise) or _is_planned(result) or not ends(result) - {End.OFFSET}:
+    if not isinstance(op, ew.Elementwise) or _is_planned(result):
         return
     if Ranges().overflow(op) is not Overflow.NEVER:
         return
     x = widened([np.asarray(held[v]) for v in op.operands])
     if not every(functions[op.fn.name](*x) == held[result]):
-        raise OffsetOverflow("an integer that offsets are made of wraps where it is made")
+        raise OffsetOverflow("an integer that offsets may be made of wraps where it is made")
 
 
 def _is_planned(value: SSAValue) -> bool:

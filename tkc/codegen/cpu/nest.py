@@ -796,9 +796,15 @@ def nonnegative(v: SSAValue, depth: int = 12) -> bool:
             return op.number >= 0
         case tile.ProgramId() | tile.NumPrograms() | tile.Dim():
             return True
-        case tile.Multiple() | ew.Cast():
-            t = op.operands[0].type
-            return is_bool(t) or (is_integer(t) and nonnegative(op.operands[0], depth - 1))
+        case tile.Multiple():
+            return nonnegative(op.operands[0], depth - 1)
+        case ew.Cast():
+            t, whole = op.operands[0].type, bounds(v.type)
+            known = bounds(t)
+            fits = known is not None and whole is not None and known.hi <= whole.hi
+            return is_bool(t) or fits and nonnegative(op.operands[0], depth - 1)
+        case ew.Elementwise() if op.fn.name in ("add", "mul") and bits(element_of(v.type)) < 32:
+            return is_unsigned(v.type)
         case ew.Elementwise() if op.fn.name in (
             *("add", "mul", "max", "min", "floordiv", "mod", "div_trunc", "rem_trunc"),
         ):
