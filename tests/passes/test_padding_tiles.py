@@ -1,83 +1,80 @@
-"""Padding tiles: programs of a tile group that lie outside of the grid read nothing that another
-program writes.
+"""A padding tile, beside the grid's end, computes with its group and does nothing that shows: it
+ends where the others end, and accesses nothing that lies outside.
 """
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 import tkc
-from tkc.ir.target import TARGETS
-from tkc.language.trace import trace
-from tkc.passes import PassContext, pipeline
-from tkc.runtime.specialize import signature
-from tkc.sim import level4
+from tests.language.kernels import traced
+from tests.passes import stages
+from tests.passes.stages import distinct, run
+from tests.passes.test_roles import array, integers
+from tkc.ir.types import ArrayFacts, Fact
+from tkc.language.signature import ArrayArgument
+
+BM, BK, STEPS = 64, 32, 3
+OPTIONS = [
+    pytest.param(dict(), 5, id="as planned"),
+    pytest.param(dict(programs=3, num_warps=4), 1, id="one of three"),
+    pytest.param(dict(programs=3, num_warps=4), 4, id="two groups of three"),
+    pytest.param(dict(cluster=(2, 1)), 3, id="cluster"),
+]
+FLAGS = ArrayArgument(tkc.int32, ArrayFacts((Fact(),), (Fact(exact=1),), 16))
 
 
-@tkc.jit
-def added_in_place(a, b, w, n):
-    """Of each program's own array: w[p] += clipped(a[p] b) bᵀ."""
+def doubled_until_large(x, y, z, flags, c, BM: tkc.constexpr, BK: tkc.constexpr):
+    """What ends a loop is loaded: a padding tile has a zero there."""
     p = tkc.program_id(0)
-    own, total = w[p], tkc.zeros((64, 64), tkc.float32)
-    block = tkc.load(a[p], (0, 0), (64, 64))
-    for k in tkc.range(0, n * 64, 64):
-        some = tkc.load(b, (k, 0), (64, 64))
-        scores = tkc.minimum(tkc.maximum(tkc.dot(block, some.T), -4), 4)
-        total = tkc.dot(scores.to(tkc.bfloat16), some, total)
-    total = total + tkc.load(own, (0, 0), (64, 64)).to(tkc.float32)
-    tkc.store(own, (0, 0), total.to(tkc.bfloat16))
+    left, acc = tkc.load(x[p], (0, 0), (BM, BK)), tkc.zeros((BM, BM), tkc.float32)
+    for k in tkc.range(p % 3 * BK, y.shape[1], BK):
+        part = tkc.dot(left, tkc.load(y, (0, k), (BK, BK))).to(tkc.bfloat16)
+        acc = tkc.dot(part, tkc.load(y, (0, k), (BM, BK)).T, acc)
+    n = flags[p]
+    while n < 100:
+        n = n * 2
+    tkc.store(c[p], (0, 0), acc + n)
 
 
-@tkc.jit
-def multiplied_in_place(a, b, n):
-    """Of each program's own array: a[p] becomes a[p] b."""
+def views_in_a_loop(x, y, z, flags, c, BM: tkc.constexpr, BK: tkc.constexpr):
+    """A counter, and a number that a loop carries, index an array."""
     p = tkc.program_id(0)
-    own, total = a[p], tkc.zeros((128, 128), tkc.float32)
-    for k in tkc.range(0, n * 64, 64):
-        total = tkc.dot(tkc.load(own, (0, k), (128, 64)), tkc.load(b, (k, 0), (64, 128)), total)
-    tkc.store(own, (0, 0), total.to(tkc.bfloat16))
+    left, acc = tkc.load(x[p], (0, 0), (BM, BK)), tkc.zeros((BM, BM), tkc.float32)
+    rows, at = tkc.zeros((BM,), tkc.float32), p * 2
+    for b in tkc.range(p * 2, p * 2 + 2):
+        rows = rows + tkc.load(z[b], (0,), (BM,)) + 3 * tkc.load(z[at], (0,), (BM,))
+        at = at + 1
+    for k in tkc.range(p % 3 * BK, y.shape[1], BK):
+        part = tkc.dot(left, tkc.load(y, (0, k), (BK, BK))).to(tkc.bfloat16)
+        acc = tkc.dot(part, tkc.load(y, (0, k), (BM, BK)).T, acc)
+    tkc.store(c[p], (0, 0), acc + rows[:, None])
 
 
-def numbers(*shape):
-    values = np.random.default_rng(sum(shape)).integers(-2, 3, shape)
-    return values.astype(ml_dtypes.bfloat16)
+def _products(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Of each program: the sum over its steps of two dots, the first rounded to bfloat16."""
+    right, found = np.float64(y), np.zeros((len(x), BM, BM))
+    for p, left in enumerate(np.float64(x)):
+        for k in range(p % 3 * BK, STEPS * BK, BK):
+            part = (left @ right[:BK, k : k + BK]).astype(x.dtype)
+            found[p] += np.float64(part) @ right[:, k : k + BK].T
+    return found
 
 
-def compiled(kernel, *args, **options):
-    values, given = kernel.bound(*args, **options)
-    infos = kernel._describe(values)
-    s = signature(kernel._specialize(infos, tuple(given.items())))
-    module = trace(kernel.fn, s)
-    context = PassContext(TARGETS["sm_90a"], s.options)
-    pipeline.run(module, TARGETS["sm_90a"], s.options, context=context)
-    return module, context
-
-
-@pytest.mark.parametrize("programs", [1, 3, 5])
-@pytest.mark.parametrize("members", [2, 4])
-def test_co_resident_programs_update_arrays_of_their_own(members, programs):
-    a, b, w = numbers(programs, 64, 64), numbers(128, 64), numbers(programs, 64, 64)
-    module, context = compiled(added_in_place, a, b, w, 2, programs=members, roles="co_resident")
-    assert context.plan.members == members
-    want = w.astype(np.float32)
-    for some in b[:64], b[64:]:
-        scores = np.clip(a.astype(np.float32) @ some.T.astype(np.float32), -4, 4)
-        want += scores @ some.astype(np.float32)
-    level4.run(module, [a, b, w, 2], (programs, 1, 1), 0)
-    assert np.array_equal(w, want.astype(ml_dtypes.bfloat16))
-
-
-@pytest.mark.parametrize("programs", [1, 3])
-def test_a_cluster_multiplies_in_place(programs):
-    a, b = numbers(programs, 128, 128), numbers(128, 128)
-    module, context = compiled(multiplied_in_place, a, b, 2, cluster=(2, 1))
-    assert context.plan.roles
-    want = (a.astype(np.float32) @ b.astype(np.float32)).astype(ml_dtypes.bfloat16)
-    level4.run(module, [a, b, 2], (programs, 1, 1), 0)
-    assert np.array_equal(a, want)
-
-
-def test_operands_of_co_resident_programs_that_each_writes():
-    a, b = numbers(3, 64, 64), numbers(128, 64)
-    _, context = compiled(added_in_place, a, b, a, 2, programs=2, roles="co_resident")
-    assert context.plan.members == 1
+@pytest.mark.parametrize("kernel", [doubled_until_large, views_in_a_loop])
+@pytest.mark.parametrize("options, programs", OPTIONS)
+def test_a_padding_tile_does_no_harm(options, programs, kernel):
+    matrix, boxes = array(tkc.bfloat16), array(tkc.bfloat16, 3)
+    given = boxes, matrix, array(tkc.float32), FLAGS, array(tkc.float32, 3)
+    modules, _ = stages.compiled(traced(kernel, *given, BM=BM, BK=BK), **options)
+    x = integers(programs * BM, BK, dtype=tkc.bfloat16, seed=0).reshape(programs, BM, BK)
+    y = integers(BM, STEPS * BK, dtype=tkc.bfloat16, seed=1)
+    z = integers(2 * programs, BM, dtype=tkc.float32, seed=2)
+    flags, want = np.arange(1, programs + 1, dtype=np.int32), _products(x, y)
+    if kernel is doubled_until_large:
+        want += (flags * 2 ** np.ceil(np.log2(100 / flags)))[:, None, None]
+    else:
+        want += 4 * np.float64(z).reshape(programs, 2, BM).sum(1)[:, :, None]
+    for module in distinct(modules):
+        c = np.zeros((programs, BM, BM), np.float32)
+        run(module, [x, y, z, flags, c], (programs, 1, 1))
+        np.testing.assert_array_equal(c, want.astype(np.float32))

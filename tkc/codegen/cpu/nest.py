@@ -798,11 +798,10 @@ def nonnegative(v: SSAValue, depth: int = 12) -> bool:
             return True
         case tile.Multiple():
             return nonnegative(op.operands[0], depth - 1)
+        case ew.Cast() if is_bool(op.operands[0].type):
+            return True
         case ew.Cast():
-            t, whole = op.operands[0].type, bounds(v.type)
-            known = bounds(t)
-            fits = known is not None and whole is not None and known.hi <= whole.hi
-            return is_bool(t) or fits and nonnegative(op.operands[0], depth - 1)
+            return _keeps_numbers(op) and nonnegative(op.operands[0], depth - 1)
         case ew.Elementwise() if op.fn.name in ("add", "mul") and bits(element_of(v.type)) < 32:
             return is_unsigned(v.type)
         case ew.Elementwise() if op.fn.name in (
@@ -810,3 +809,9 @@ def nonnegative(v: SSAValue, depth: int = 12) -> bool:
         ):
             return all(nonnegative(x, depth - 1) for x in op.operands)
     return is_unsigned(v.type)
+
+
+def _keeps_numbers(op: ew.Cast) -> bool:
+    """Whether a cast of integers wraps none that is not negative."""
+    known, whole = bounds(op.arg.type), bounds(op.result.type)
+    return known is not None and whole is not None and known.hi <= whole.hi

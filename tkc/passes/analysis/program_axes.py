@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from xdsl.dialects import scf
@@ -11,7 +11,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.ir import tile
 from tkc.ir.elementwise import Cast, Elementwise
 from tkc.ir.types import TileType
-from tkc.ir.values import defining_op, index_of, yielded_by
+from tkc.ir.values import defining_op, index_of, made_of, yielded_by
 from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import LOADS
 
@@ -92,6 +92,13 @@ def sources(
         else:
             work += _of_argument(v.owner, index_of(v), ends)
     return found
+
+
+def made_through_loops(value: SSAValue) -> Sequence[SSAValue]:
+    """What a value is computed of; of a loop's counter and of what it carries, its bounds too."""
+    if isinstance(value.owner, Operation):
+        return made_of(value)
+    return _of_argument(value.owner, index_of(value), ends=True)
 
 
 def _of_argument(block: Block, index: int, ends: bool) -> list[SSAValue]:

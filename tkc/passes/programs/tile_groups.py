@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
+from xdsl.dialects import scf
 from xdsl.dialects.builtin import i1
 from xdsl.ir import Block, Operation, SSAValue
 
@@ -26,9 +27,10 @@ from tkc.ir.host_values import is_unbounded
 from tkc.ir.plan import Plan
 from tkc.ir.rewrite import Builder, before, only_if, replace
 from tkc.ir.types import TileType, like
-from tkc.ir.values import made_of, operations_in, reached
+from tkc.ir.values import operations_in, reached, terminator_of
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import unwritten
+from tkc.passes.analysis.program_axes import made_through_loops
 from tkc.passes.analysis.values import in_workspace
 from tkc.passes.programs.clusters import place_in
 
@@ -150,6 +152,11 @@ def guard_effects(
         true = before(assume, tile.Constant(1, i1)).result
         # nothing was promised of a padding tile
         assume.operands[0] = Builder(assume).select(real, assume.condition, true)
+    for loop in operations_in(body, scf.WhileOp):
+        if not any(_by_a_producer(load, context) for load in operations_in(loop, tile.Load)):
+            # it may wait for a number that a padding tile does not read
+            end = terminator_of(loop.before_region.block)
+            end.operands[0] = Builder(end).and_(end.operands[0], real)
 
 
 def read_only_if(
@@ -159,9 +166,12 @@ def read_only_if(
     write: that program may be under way.
     """
     for load in loads:
-        by_a_producer = context.plan is not None and context.plan.load(load).path in BY_A_PRODUCER
-        if not by_a_producer and not unwritten(load, context.overlaps):
+        if not _by_a_producer(load, context) and not unwritten(load, context.overlaps):
             _masked(load, condition)
+
+
+def _by_a_producer(load: tile.LoadPointers | tile.Load, context: PassContext) -> bool:
+    return context.plan is not None and context.plan.load(load).path in BY_A_PRODUCER
 
 
 def _loads_of_the_first(
@@ -195,8 +205,8 @@ def _loads_of(array: tile.View) -> Iterator[tile.Load]:
 
 
 def _depends_on(value: SSAValue, values: Collection[SSAValue]) -> bool:
-    """Whether a scalar is computed from some values."""
-    return any(v in values for v in reached([value], made_of))
+    """Whether a scalar is computed from some values, in loops too."""
+    return any(v in values for v in reached([value], made_through_loops))
 
 
 def _unbounded_loads(body: Block) -> list[tile.LoadPointers | tile.Load]:
