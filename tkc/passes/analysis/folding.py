@@ -260,8 +260,9 @@ def _of_equals(name: str, x: SSAValue, t: Attribute) -> SSAValue | int | None:
 def _associated(
     op: ew.Elementwise, right: int | float | None, t: Attribute
 ) -> Sequence[SSAValue] | None:
-    """(x + 2) + 3 and (x · 2) · 3, where nothing wraps in between that did not before: both are
-    sums modulo 2ⁿ.
+    """(x + 2) + 3 and (x · 2) · 3, where the constants combine without wrapping. Of a wrapped
+    constant Ranges would believe that its sum with an index does not overflow; that unsigned and
+    short integers wrap it knows.
     """
     name = op.fn.name
     if right is None or name not in ("add", "mul"):
@@ -269,8 +270,12 @@ def _associated(
     inner = defining_op(op.args[0], ew.CLASSES[name])
     if inner is None or (c := constant(inner.args[1])) is None:
         return None
-    (combined,) = _number_before(op, wrapped(ew.of_integers(name, c, right), t))
-    return _new_before(op, ew.CLASSES[name](inner.args[0], combined))
+    exact = ew.of_integers(name, c, right)
+    combined = wrapped(exact, t)
+    if combined != exact and not is_unsigned(t) and bits(t) >= 32:
+        return None
+    (number,) = _number_before(op, combined)
+    return _new_before(op, ew.CLASSES[name](inner.args[0], number))
 
 
 def _by_range(op: ew.Elementwise, ranges: Ranges) -> Sequence[SSAValue] | None:
