@@ -82,12 +82,29 @@ BY_IR = {t.ir: t for t in DTYPES}
 BY_NAME = {t.name: t for t in DTYPES}
 
 
+def _leading_bits(x: np.ndarray) -> np.ndarray:
+    """Integers as float64; of those that it does not hold the leading bits, of which the last is
+    set where others were cut off.
+    """
+    if x.dtype.itemsize < 8:
+        return x.astype(np.float64)
+    is_long = x >> 53 != x >> 63
+    kept = x >> 11 << 11
+    odd = kept | (x != kept).astype(x.dtype) << 11
+    return np.where(is_long, odd, x).astype(np.float64)
+
+
 def to_odd(x: ArrayLike, dtype: np.dtype) -> np.ndarray:
-    """float64 that becomes a float of 16 bits or fewer, as float32 whose last bit says whether
-    others were cut off, so that it is rounded once; everything else as it is.
+    """float64 and integers of 32 or 64 bits that become a float of 16 bits or fewer, as float32
+    whose last bit says whether others were cut off, so that they are rounded once; everything else
+    as it is.
     """
     x = np.asarray(x)
-    if x.dtype != np.float64 or dtype.itemsize > 2 or dtype.kind not in "fV":
+    if dtype.itemsize > 2 or dtype.kind not in "fV":
+        return x
+    if x.dtype.kind in "iu" and x.dtype.itemsize >= 4:
+        x = _leading_bits(x)
+    if x.dtype != np.float64:
         return x
     with np.errstate(over="ignore"):
         near = x.astype(np.float32)

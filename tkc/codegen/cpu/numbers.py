@@ -181,11 +181,27 @@ def _to_float(f: Function, a: Attribute, x: str, b: Attribute, w: int) -> str:
     source, target = held(a), held(b)
     if not is_float(a):
         opcode = "uitofp" if is_unsigned(a) or is_bool(a) else "sitofp"
+        if is_short(b) and not is_bool(a) and bits(a) >= 32:
+            x, source = f.cast(opcode, source, _leading_bits(f, a, x, w), "double", w), "double"
+            return rounded(f, b, _to_odd(f, x, w), w)
     elif source == "double" and is_short(b):
         return rounded(f, b, _to_odd(f, x, w), w)
     else:
         opcode = "fptrunc" if source == "double" else "fpext"
     return rounded(f, b, f.cast(opcode, source, x, target, w), w)
+
+
+def _leading_bits(f: Function, a: Attribute, x: str, w: int) -> str:
+    """An integer that float64 holds: where this one has too many bits its leading ones, of which
+    the last is set where others were cut off.
+    """
+    if bits(a) < 64:
+        return x
+    i, shift = Integers(f, w, 64), "lshr" if is_unsigned(a) else "ashr"
+    is_long = i.test("ne", i.op(shift, x, 53), i.op(shift, x, 63))
+    kept = i.op("and", x, -1 << 11)
+    odd = i.op("or", kept, i.pick(i.test("ne", x, kept), 1 << 11, 0))
+    return i.pick(is_long, odd, x)
 
 
 def _to_odd(f: Function, x: str, w: int) -> str:

@@ -25,6 +25,7 @@ from tkc.codegen.ptx.values import (
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir import elementwise as ew
 from tkc.ir.dtypes import BY_IR, to_odd
+from tkc.ir.ranges import Range
 from tkc.ir.types import TileType, bits, element_of, is_bool, is_float, is_unsigned
 
 
@@ -45,9 +46,11 @@ def limits(element: Attribute) -> tuple[int, int]:
     return -(1 << width - 1), (1 << width - 1) - 1
 
 
-def cast(e: Emitter, x: Operand, source: Attribute, target: Attribute) -> Operand:
-    """A widened element of type `source` as one of type `target`; a narrow result is not rounded or
-    wrapped yet.
+def cast(
+    e: Emitter, x: Operand, source: Attribute, target: Attribute, known: Range | None = None
+) -> Operand:
+    """A widened element of type `source`, of range `known`, as one of type `target`; a narrow
+    result is not rounded or wrapped yet.
     """
     if source == target:
         return x
@@ -67,6 +70,8 @@ def cast(e: Emitter, x: Operand, source: Attribute, target: Attribute) -> Operan
         case True, False:
             return _float_to_integer(e, x, a, b, target)
         case False, True:
+            if bits(target) < 32 <= bits(source) and not _is_held_by_float32(known):
+                return _integer_to_odd(e, x, a)
             return w.op(f"cvt.rn.{b}.{a}", kind, x)
         case False, False:
             return x if a[1:] == b[1:] else w.op(f"cvt.{b}.{a}", kind, x)
@@ -88,7 +93,20 @@ def _to_odd(e: Emitter, x: str) -> str:
     return w.op("or.b32", "b32", cut, w.op("selp.b32", "b32", 1, 0, rest))
 
 
-def _short(x: float, target: Attribute) -> float:
+def _is_held_by_float32(known: Range | None) -> bool:
+    return known is not None and -(1 << 24) <= known.lo and known.hi <= 1 << 24
+
+
+def _integer_to_odd(e: Emitter, x: str, kind: str) -> str:
+    """As `_to_odd`, of an integer of PTX type `kind`."""
+    w = e.w
+    cut = w.op(f"cvt.rz.f32.{kind}", "b32", x)
+    back = w.op(f"cvt.rzi.{kind}.f32", "b64" if "64" in kind else "b32", cut)
+    rest = w.op(f"setp.ne.{kind}", "pred", back, x)
+    return w.op("or.b32", "b32", cut, w.op("selp.b32", "b32", 1, 0, rest))
+
+
+def _short(x: int | float, target: Attribute) -> float:
     """A number as a float of few bits holds it, rounded once; float8 saturates."""
     found = float(to_odd(x, BY_IR[target].numpy))
     most = FORMS[target].largest if target in FORMS else math.inf
@@ -114,7 +132,7 @@ def _cast_constant(x: int | float, target: Attribute) -> Operand:
     if is_bool(target):
         return bool(x)
     if is_float(target):
-        return rounded(float(x), target) if bits(target) >= 32 else _short(float(x), target)
+        return _short(x, target) if bits(target) < 32 else rounded(x, target)
     if isinstance(x, float):
         low, high = limits(target)
         return 0 if x != x else int(max(low, min(high, x)))

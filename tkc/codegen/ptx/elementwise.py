@@ -67,7 +67,8 @@ def compute(e: Emitter, op: Fusable, args: Sequence[Operand]) -> Operand:
     """One element of an operation's result, widened, not yet rounded to a narrow type."""
     match op:
         case ew.Cast():
-            return cast(e, args[0], element_of(op.arg.type), element_of(op.result.type))
+            source, target = element_of(op.arg.type), element_of(op.result.type)
+            return cast(e, args[0], source, target, e.ranges.of(op.arg))
         case ew.Select():
             return select(e, element_of(op.result.type), *args)
         case ew.PointerAdd():

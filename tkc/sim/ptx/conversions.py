@@ -80,9 +80,19 @@ def converted(x: np.ndarray, source: str, target: str, rounding: str) -> np.ndar
         return saturated(TO_WHOLE[rounding](x.astype(np.float64)), t)
     if source == target and source[0] == "f":
         return TO_WHOLE[rounding](x)
+    if rounding == "rz" and source[0] in "us" and target == "f32":
+        return cut_off(x)
     if "rz" in rounding and source in FLOATS and KIND_BYTES[source] > KIND_BYTES[target]:
         return with_one_nan(towards_zero(x, t))
     return with_one_nan(x.astype(t)) if source == "f32" and target in FLOATS else x.astype(t)
+
+
+def cut_off(x: np.ndarray) -> np.ndarray:
+    """Integers as float32, rounded towards zero."""
+    near = x.astype(np.float32)
+    beyond = [abs(int(n)) > abs(int(v)) for n, v in zip(near.flat, x.flat, strict=True)]
+    word = near.view(np.uint32) - np.array(beyond, np.uint32).reshape(x.shape)
+    return word.view(np.float32)
 
 
 def with_one_nan(x: np.ndarray) -> np.ndarray:
