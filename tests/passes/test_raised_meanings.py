@@ -11,6 +11,7 @@ import pytest
 
 import tkc
 from tests.language.kernels import array, i32, traced
+from tests.operations.case import Case, run
 from tests.passes.kernels import aligned
 from tkc.fuzz.check import Comparison, Variant
 
@@ -168,3 +169,76 @@ def narrowed_below(x, rows, o, depth, many):
 @pytest.mark.parametrize("kernel", [narrowed, narrowed_below])
 def test_numbers_that_are_cut_off(kernel):
     compared(kernel, many=3)
+
+
+def rows_below(x: tkc.pointer, o: tkc.pointer, m):
+    """A mask bounds the rows of what is read and of what is stored."""
+    r, c = tkc.program_id(0) * N + tkc.arange(N), tkc.arange(N)
+    inside = (r < m)[:, None]
+    a = tkc.load(x + r[:, None] * N + c[None, :], mask=inside, other=0.0)
+    tkc.store(o + r[:, None] * N + c[None, :], tkc.dot(a, a.T), mask=inside)
+
+
+def rows_below_fewer(x: tkc.pointer, o: tkc.pointer, m):
+    """The same of an argument that may be positive and its bound not."""
+    rows_below(x, o, m - 20)
+
+
+def rows_before_below(x: tkc.pointer, o: tkc.pointer, m):
+    """The same of rows the first of which lie before the array."""
+    r, c = tkc.program_id(0) * N + tkc.arange(N) - 4, tkc.arange(N)
+    inside = ((r >= 0) & (r < m))[:, None]
+    a = tkc.load(x + r[:, None] * N + c[None, :], mask=inside, other=0.0)
+    tkc.store(o + r[:, None] * N + c[None, :], tkc.dot(a, a.T), mask=inside)
+
+
+def columns_below(x: tkc.pointer, o: tkc.pointer, m):
+    """The bound of a sum's columns."""
+    r, c, acc = tkc.arange(N), tkc.arange(N), tkc.zeros((N, N))
+    for k in range(0, 2):
+        inside = (c < m - k * N)[None, :]
+        a = tkc.load(x + r[:, None] * (2 * N) + k * N + c[None, :], mask=inside, other=0.0)
+        acc = tkc.dot(a, a.T, acc)
+    tkc.store(o + r[:, None] * N + c[None, :], acc)
+
+
+def _row_products(x: np.ndarray, m: int) -> np.ndarray:
+    """What the first m rows give, in blocks of N."""
+    whole = np.where(np.arange(2 * N)[:, None] < m, x.reshape(2 * N, N), 0)
+    blocks = [block @ block.T for block in whole.reshape(2, N, N)]
+    return np.concatenate(blocks) * (np.arange(2 * N)[:, None] < m)
+
+
+def _shifted_products(x: np.ndarray, m: int) -> np.ndarray:
+    """The same in blocks that begin four rows before."""
+    r = np.arange(-4, 2 * N)
+    inside = ((r >= 0) & (r < min(m, 2 * N - 4)))[:, None]
+    whole = np.where(inside, x.reshape(2 * N, N)[np.maximum(r, 0)], 0)
+    blocks = [block @ block.T for block in whole[: 2 * N].reshape(2, N, N)]
+    return np.concatenate([*blocks, np.zeros((4, N), np.float32)])[4:] * inside[4:]
+
+
+def _column_products(x: np.ndarray, m: int) -> np.ndarray:
+    a = np.where(np.arange(2 * N) < m, x.reshape(N, 2 * N), 0)
+    return np.concatenate([a @ a.T, np.zeros((N, N), np.float32)])
+
+
+BOUNDED = {
+    rows_below: _row_products,
+    rows_below_fewer: lambda x, m: _row_products(x, m - 20),
+    rows_before_below: _shifted_products,
+    columns_below: _column_products,
+}
+
+
+@pytest.mark.parametrize("how", ["level 0", "cpu", "sm_80", "sm_90a"])
+@pytest.mark.parametrize("m", [-(1 << 20), -16, -1, 0, 5, 16, 25])
+@pytest.mark.parametrize("kernel", BOUNDED)
+def test_a_bound_below_zero_leaves_nothing_in(kernel, m, how):
+    x = (np.arange(2 * N * N) % 5 - 2).astype(np.float16)
+
+    def given(r):
+        return dict(x=x, o=np.zeros((2 * N, N), np.float32), m=m)
+
+    want = BOUNDED[kernel](x.astype(np.float32), m).astype(np.float32)
+    run(Case(kernel.__name__, kernel, given, lambda a: dict(o=want), (2,)), how)

@@ -300,11 +300,6 @@ class Writer:
             pointer = build(ew.PointerAdd(pointer, offset))
         bounds = _bounds(block)
         extents = [self._sum(bound, build, at_entry) for bound in bounds]
-        if not at_entry:  # a block that lies behind the bound has nothing
-            extents = [
-                extent if bound.exact is not None else build.max(extent, 0)
-                for bound, extent in zip(bounds, extents, strict=True)
-            ]
         strides = [self._sum(axis.stride, build, at_entry) for axis in block.axes]
         before: list[SSAValue | None] = []
         for axis, stride in zip(block.axes, strides, strict=True):
@@ -313,7 +308,7 @@ class Writer:
             if rows is not None:
                 pointer = _moved_back(pointer, rows, stride, build)
         extents = [
-            extent if more is None or axis.bound is None else build.add(extent, more)
+            self._extent(axis, extent, more, build)
             for axis, extent, more in zip(block.axes, extents, before, strict=True)
         ]
         element = pointee_of(pointer.type)
@@ -322,6 +317,21 @@ class Writer:
         if any(axis.begins_before for axis in block.axes):
             made.attributes[BEGINS_BEFORE] = UnitAttr()
         return MadeArray(made.result, before)
+
+    def _extent(
+        self, axis: Axis, bound: SSAValue, more: SSAValue | None, build: Builder
+    ) -> SSAValue:
+        """How many elements an array has along an axis: none where all lie behind the bound, which
+        then is negative. more: by how much more the axis counts them.
+        """
+        if axis.bound is None:
+            return bound
+        extent = bound if more is None else build.add(bound, more)
+        counted = axis.bound + (axis.before or Polynomial()) - (axis.less or Polynomial())
+        assumed: set[SSAValue] = set()
+        if self.scalars.is_never_negative(counted, assumed) and not assumed:
+            return extent
+        return build.max(extent, 0)
 
     def _rows_before(
         self, axis: Axis, stride: SSAValue, build: Builder, at_entry: bool
