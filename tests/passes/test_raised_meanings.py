@@ -242,3 +242,50 @@ def test_a_bound_below_zero_leaves_nothing_in(kernel, m, how):
 
     want = BOUNDED[kernel](x.astype(np.float32), m).astype(np.float32)
     run(Case(kernel.__name__, kernel, given, lambda a: dict(o=want), (2,)), how)
+
+
+def promised_in_a_branch(x: tkc.pointer, o: tkc.pointer, m):
+    """A promise bounds what one branch stores, the same number that of the other."""
+    r, c = tkc.arange(N), tkc.arange(N)
+    a = tkc.load(x + r[:, None] * N + c[None, :])
+    to, product = o + r[:, None] * N + c[None, :], tkc.dot(a, a.T)
+    if m % N == 0:
+        tkc.store(to, product, mask=(c < tkc.multiple_of(m, N))[None, :])
+    else:
+        tkc.store(to, product, mask=(c < m)[None, :])
+
+
+def promised_in_a_loop(x: tkc.pointer, o: tkc.pointer, m):
+    """The loop that makes the promise need not run."""
+    r, c, acc = tkc.arange(N), tkc.arange(N), tkc.zeros((N, N))
+    for _ in range(0, tkc.where(m % N == 0, 1, 0)):
+        inside = (c < tkc.multiple_of(m, N))[None, :]
+        a = tkc.load(x + r[:, None] * N + c[None, :], mask=inside, other=0.0)
+        acc = tkc.dot(a, a.T, acc)
+    b = tkc.load(x + r[:, None] * N + c[None, :], mask=(c < m)[None, :], other=0.0)
+    tkc.store(o + r[:, None] * N + c[None, :], tkc.dot(b, b.T, acc))
+
+
+def _promised_columns(x: np.ndarray, m: int) -> np.ndarray:
+    return np.where(np.arange(N) < m, x @ x.T, 0)
+
+
+def _promised_factors(x: np.ndarray, m: int) -> np.ndarray:
+    a = np.where(np.arange(N) < m, x, 0)
+    return a @ a.T * (2 if m % N == 0 else 1)
+
+
+PROMISED = {promised_in_a_branch: _promised_columns, promised_in_a_loop: _promised_factors}
+
+
+@pytest.mark.parametrize("how", ["level 0", "cpu", "sm_80", "sm_90a"])
+@pytest.mark.parametrize("m", [5, 13, 16])
+@pytest.mark.parametrize("kernel", PROMISED)
+def test_a_promise_that_is_not_made_is_not_believed(kernel, m, how):
+    x = (np.arange(N * N) % 5 - 2).astype(np.float16)
+
+    def given(r):
+        return dict(x=x, o=np.zeros((N, N), np.float32), m=m)
+
+    want = PROMISED[kernel](x.reshape(N, N).astype(np.float32), m).astype(np.float32)
+    run(Case(kernel.__name__, kernel, given, lambda a: dict(o=want)), how)

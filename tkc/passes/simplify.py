@@ -203,6 +203,8 @@ def _hoist(block: Block) -> bool:
 def _may_leave(op: Operation, loop: Operation) -> bool:
     if not op.results or not op.has_trait(Pure):
         return False
+    if isinstance(op, tile.Multiple):
+        return False  # a loop that does not run promises nothing
     if any(
         is_inside(v, loop) for inner in op.walk() for v in inner.operands if not is_inside(v, op)
     ):

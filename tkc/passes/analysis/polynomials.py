@@ -191,7 +191,7 @@ class Scalars:
                     return Polynomial.number(int(op.number))
                 case tile.Multiple() | Cast() if self._parts(value):
                     found = self._known[op.arg]
-                    if isinstance(op, tile.Multiple) and isinstance(op.arg, BlockArgument):
+                    if isinstance(op, tile.Multiple) and _holds_everywhere(op):
                         self._promised.setdefault(op.arg, value)
                     return found
                 case Elementwise() if count := _whole_divisor(op):
@@ -416,6 +416,13 @@ class Scalars:
 def _is_of_two(op: Elementwise) -> bool:
     """Whether it is a function of two integers that gives one."""
     return len(op.args) == 2 and all(x.type in (i32, i64) for x in (*op.args, op.result))
+
+
+def _holds_everywhere(promise: tile.Multiple) -> bool:
+    """Whether a promise is of an argument of its own block: whatever uses the argument runs in a
+    block that makes the promise, while one of a branch or a loop may never be made.
+    """
+    return isinstance(promise.arg, BlockArgument) and promise.arg.owner is promise.parent
 
 
 def _whole_divisor(op: Elementwise) -> int:
