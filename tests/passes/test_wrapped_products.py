@@ -399,3 +399,63 @@ def test_a_sum_of_indices_that_wraps_is_refused():
     given = [np.arange(16, dtype=np.float32), np.zeros(16, np.float32)]
     with pytest.raises(OffsetOverflow, match="an integer that offsets may be made of wraps"):
         level0.run(module, given, (1,))
+
+
+def extended_late(n):
+    """Both are n + 5 and are extended, one of them when it may have wrapped."""
+    return (n + 5).to(tkc.int64), n.to(tkc.int64) + 5
+
+
+def extended_and_divided(n):
+    return (n + 5).to(tkc.int64) // 2, (n.to(tkc.int64) + 5) // 2
+
+
+def divided_then_extended(n):
+    return ((n + 5) // 2).to(tkc.int64), (n.to(tkc.int64) + 5) // 2
+
+
+def divided_apart(n):
+    """The quotient of a product by its factor, unless the product wrapped."""
+    return (n * 8 // 8).to(tkc.int64), n.to(tkc.int64)
+
+
+def shifted_late(n):
+    return (n << 4).to(tkc.int64), n.to(tkc.int64) << 4
+
+
+STARTS = [extended_late, extended_and_divided, divided_then_extended, divided_apart, shifted_late]
+
+
+def _counting(starts):
+    def counted(out, n, trips):
+        i, first = starts(n)
+        total = tkc.zeros((8,), tkc.int64)
+        for _ in tkc.range(first, first + trips):
+            total, i = total + i, i + 1
+        tkc.store(out, (0,), total)
+
+    return counted
+
+
+KERNELS = {starts: _counting(starts) for starts in STARTS}
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("n", [5, 2**31 - 5, 2**31 - 3])
+@pytest.mark.parametrize("starts", STARTS)
+def test_a_number_beside_a_counter_that_wraps_before_it_is_extended(starts, n, how):
+    def given(r):
+        return dict(out=rubbish(8, np.dtype(np.int64)), n=n, trips=3)
+
+    def narrow(x: int) -> int:
+        return (x + 2**31) % 2**32 - 2**31
+
+    first = {
+        extended_late: narrow(n + 5),
+        extended_and_divided: narrow(n + 5) // 2,
+        divided_then_extended: narrow(n + 5) // 2,
+        divided_apart: narrow(n * 8) // 8,
+        shifted_late: narrow(n << 4),
+    }[starts]
+    want = dict(out=np.full(8, 3 * first + 3))
+    run(Case(starts.__name__, KERNELS[starts], given, lambda a: want), how)

@@ -58,7 +58,7 @@ from tkc.ir.values import (
 )
 from tkc.passes import PassContext
 from tkc.passes.analysis.folding import constant, fold
-from tkc.passes.analysis.polynomials import Scalars, TooLarge
+from tkc.passes.analysis.polynomials import Agreement, Scalars, TooLarge
 from tkc.passes.analysis.unit_axes import drop_unit_axes
 
 MAX_ROUNDS = 10
@@ -275,12 +275,16 @@ def _moves_by(end: SSAValue, argument: BlockArgument, step: SSAValue) -> bool:
 
 
 def _ahead(start: SSAValue, of: SSAValue) -> int | None:
-    """By how much a number is more than another; None where that depends on others."""
+    """By how much a number is more than another of its type, modulo two to the power of its bits;
+    None where that depends on others, or on what has wrapped before it was extended or divided.
+    """
     scalars = Scalars()
     try:
-        return (scalars.of(start) - scalars.of(of)).exact
+        ahead = (scalars.of(start) - scalars.of(of)).exact
     except TooLarge:
         return None
+    agree = all(scalars.agreement(value) is not Agreement.NONE for value in (start, of))
+    return ahead if agree else None
 
 
 def _replace_but_in(user: Operation, old: SSAValue, new: SSAValue) -> None:

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from math import gcd
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import i32, i64
-from xdsl.ir import BlockArgument, SSAValue
+from xdsl.ir import Attribute, BlockArgument, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.elementwise import Cast, Elementwise
 from tkc.ir.host_values import host_value
-from tkc.ir.ranges import Ranges, bounds
+from tkc.ir.ranges import Overflow, Ranges, bounds
 from tkc.ir.rewrite import is_inside
-from tkc.ir.types import element_of
+from tkc.ir.types import bits, element_of
 from tkc.ir.values import ancestor, block_of, owner_op
 from tkc.passes.analysis.folding import FLOORS, constant
 
@@ -30,6 +31,15 @@ Monomial = tuple[int, ...]  # numbers of atoms, ascending; a square has one twic
 MAX_TERMS = 16
 MAX_NESTED_LOOPS = 8
 ONE: Monomial = ()
+SUMS = ("add", "sub", "mul", "neg")
+
+
+class Agreement(IntEnum):
+    """How far an integer is what its polynomial says, where sums and products may wrap: perhaps
+    not at all, modulo two to the power of its bits, or exactly.
+    """
+
+    NONE, MODULO, EXACT = range(3)
 
 
 class TooLarge(Exception):
@@ -135,8 +145,10 @@ class Scalars:
         self._numbers: dict[SSAValue, int] = {}
         self._known: dict[SSAValue, Polynomial] = {}
         self._promised: dict[SSAValue, SSAValue] = {}  # an atom with the promise of its divisor
-        # by function and operands: the first value that was met of it
-        self._functions: dict[tuple[str, Polynomial, Polynomial], SSAValue] = {}
+        # of what is not an atom: how far it is what its polynomial says
+        self._agreements: dict[SSAValue, Agreement] = {}
+        # by function, operands and, where these may wrap, type: the first value that was met of it
+        self._functions: dict[tuple[str, Polynomial, Polynomial, Attribute | None], SSAValue] = {}
         self.ranges = Ranges()
 
     def atom(self, value: SSAValue) -> Polynomial:
@@ -168,6 +180,7 @@ class Scalars:
         """Drops what is known of values in a loop: what it carries has been taken for atoms."""
         for value in [v for v in self._known if is_inside(v, loop)]:
             del self._known[value]
+            self._agreements.pop(value, None)
 
     def of(self, value: SSAValue) -> Polynomial:
         """The polynomial of an integer scalar."""
@@ -178,12 +191,41 @@ class Scalars:
             if current in self._known or not missing:
                 pending.pop()
                 if current not in self._known:
-                    self._known[current] = self._compute(current)
+                    found = self._taken_apart(current)
+                    if found is None:
+                        found = self.atom(self._first_like(current))
+                    else:
+                        self._agreements[current] = self._agreement(current)
+                    self._known[current] = found
             else:
                 pending += missing
         return self._known[value]
 
-    def _compute(self, value: SSAValue) -> Polynomial:
+    def agreement(self, value: SSAValue) -> Agreement:
+        """How far an integer scalar is what its polynomial says. What a loop carries is it exactly,
+        as indices are.
+        """
+        self.of(value)
+        return self._agreed(value)
+
+    def _agreed(self, value: SSAValue) -> Agreement:
+        return self._agreements.get(value, Agreement.EXACT)
+
+    def _agreement(self, value: SSAValue) -> Agreement:
+        """Of what is taken apart, from that of its parts."""
+        op, parts = value.owner, self._parts(value)
+        least = min((self._agreed(part) for part in parts), default=Agreement.EXACT)
+        if least is Agreement.EXACT:
+            wraps = isinstance(op, Elementwise) and op.fn.name in SUMS
+            exact = not wraps or self.ranges.overflow(op) is Overflow.NEVER
+            return Agreement.EXACT if exact else Agreement.MODULO
+        if isinstance(op, Cast):
+            return least if bits(value.type) <= bits(op.arg.type) else Agreement.NONE
+        is_quotient = isinstance(op, Elementwise) and op.fn.name not in SUMS
+        return Agreement.NONE if is_quotient else least
+
+    def _taken_apart(self, value: SSAValue) -> Polynomial | None:
+        """The polynomial of an integer from those of its parts; None of an atom."""
         op = value.owner
         try:
             match op:
@@ -211,7 +253,7 @@ class Scalars:
                             return -a
         except TooLarge:
             pass
-        return self.atom(self._first_like(value))
+        return None
 
     def _first_like(self, value: SSAValue) -> SSAValue:
         """The first value met that is the same function of the same numbers, where it is to be had
@@ -221,10 +263,13 @@ class Scalars:
         if not isinstance(op, Elementwise) or not _is_of_two(op):
             return value
         a, b = (self._known[x] for x in op.args)
-        name, needed = op.fn.name, set[SSAValue]()
-        if name in FLOORS and all(self.is_never_negative(x, needed) for x in (a, b)):
+        agreement, name, needed = min(map(self._agreed, op.args)), op.fn.name, set[SSAValue]()
+        if agreement is Agreement.NONE:
+            return value
+        exact = agreement is Agreement.EXACT and name != "shl"  # which may wrap, too
+        if exact and name in FLOORS and all(self.is_never_negative(x, needed) for x in (a, b)):
             name = name if needed else FLOORS[name]
-        first = self._functions.setdefault((name, a, b), value)
+        first = self._functions.setdefault((name, a, b, None if exact else value.type), value)
         earlier = owner_op(first)
         here = ancestor(op, block_of(earlier))
         return first if here is not None and earlier.is_before_in_block(here) else value
@@ -237,7 +282,7 @@ class Scalars:
                 return [op.arg]
             case Cast() if self.keeps_number(op):
                 return [op.arg]
-            case Elementwise() if op.fn.name in ("add", "sub", "mul", "neg"):
+            case Elementwise() if op.fn.name in SUMS:
                 return list(op.args) if value.type in (i32, i64) else []
             case Elementwise() if _is_of_two(op):
                 return list(op.args)
