@@ -94,7 +94,7 @@ def _to_odd(e: Emitter, x: str) -> str:
 
 
 def _is_held_by_float32(known: Range | None) -> bool:
-    return known is not None and -(1 << 24) <= known.lo and known.hi <= 1 << 24
+    return known is not None and known.lo >= -(1 << 24) and known.hi <= 1 << 24
 
 
 def _integer_to_odd(e: Emitter, x: str, kind: str) -> str:
