@@ -215,14 +215,14 @@ class Scalars:
         """Of what is taken apart, from that of its parts."""
         op, parts = value.owner, self._parts(value)
         least = min((self._agreed(part) for part in parts), default=Agreement.EXACT)
-        if least is Agreement.EXACT:
-            wraps = isinstance(op, Elementwise) and op.fn.name in SUMS
-            exact = not wraps or self.ranges.overflow(op) is Overflow.NEVER
-            return Agreement.EXACT if exact else Agreement.MODULO
-        if isinstance(op, Cast):
-            return least if bits(value.type) <= bits(op.arg.type) else Agreement.NONE
-        is_quotient = isinstance(op, Elementwise) and op.fn.name not in SUMS
-        return Agreement.NONE if is_quotient else least
+        match op:
+            case Elementwise() if op.fn.name not in SUMS:  # a quotient
+                return least if least is Agreement.EXACT else Agreement.NONE
+            case Elementwise() if self.ranges.overflow(op) is not Overflow.NEVER:
+                return min(least, Agreement.MODULO)
+            case Cast() if bits(value.type) > bits(op.arg.type):
+                return least if least is Agreement.EXACT else Agreement.NONE
+        return least
 
     def _taken_apart(self, value: SSAValue) -> Polynomial | None:
         """The polynomial of an integer from those of its parts; None of an atom."""
