@@ -301,6 +301,15 @@ class Ranges:
             return Overflow.WRAPS
         return _overflow(found, args, op, whole)
 
+    def may_wrap(self, loop: scf.ForOp) -> bool:
+        """Whether a loop's counter may wrap past a bound that is data, which may be any number:
+        what follows its last iteration is beyond the counter's type. Extents and numbers of
+        programs are not that large.
+        """
+        begin, end, step = map(self.known, (loop.lb, loop.ub, loop.step))
+        is_any = end.is_data or end.exact is not None
+        return is_any and _last_before(end, begin, step) + step.hi > _whole(loop.lb).hi
+
     def may_bound(self, value: SSAValue) -> bool:
         """Whether a scalar may be a number of elements: none of the sums and products that it is
         made of wraps on purpose, as those of a hash do.
@@ -501,6 +510,20 @@ class Ranges:
                 return Range(1 - a.hi, 1 - a.lo, 1)
             case _:
                 return whole
+
+
+def _whole(value: SSAValue) -> Range:
+    """All that an integer's type holds. Raises TypeError for other values."""
+    found = bounds(value.type)
+    if found is None:
+        raise TypeError(f"{value.type} has no range")
+    return found
+
+
+def _last_before(end: Range, begin: Range, step: Range) -> int:
+    """What a counter that steps from `begin` is at most before its end."""
+    ends, stops = max(end.divisor, 1), max(gcd(begin.divisor, step.divisor), 1)
+    return (end.hi // ends * ends - 1) // stops * stops
 
 
 def _mathematical(name: str, args: list[Range]) -> Range | None:

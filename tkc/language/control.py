@@ -335,7 +335,8 @@ def _trip_count(r: Range) -> Value:
     operations.device_assert(r.step != 0, "the step of a range is 0")
     span = where(r.step > 0, r.stop - r.start, r.start - r.stop)
     size = maximum(where(r.step > 0, r.step, 0 - r.step), 1)
-    return lift(where(r.step == 0, 0, maximum(span + size - 1, 0) // size))
+    # span + size may be beyond the type
+    return lift(where(r.step == 0, 0, (maximum(span, 0) - 1) // size + 1))
 
 
 class ForLoop(Loop):

@@ -11,11 +11,13 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.codegen.cpu import numbers
 from tkc.codegen.cpu.entry import give_way, return_if_stopped
+from tkc.codegen.cpu.maths import Integers
 from tkc.codegen.cpu.nest import moves_elements
 from tkc.codegen.cpu.planning import MAX_RECOMPUTED_COST, WRITES, Planning
 from tkc.codegen.cpu.values import Buffer
 from tkc.ir import tile
-from tkc.ir.types import TileType, is_unsigned
+from tkc.ir.ranges import Ranges
+from tkc.ir.types import TileType, bits, is_unsigned
 from tkc.ir.values import (
     block_of,
     operands_first,
@@ -154,6 +156,7 @@ class Control(Planning):
         first = self.flat(op.iter_args)
         t = numbers.held(op.lb.type)
         low, high, step = (self.env.register(v) for v in (op.lb, op.ub, op.step))
+        last = self._last(op, t, high, step)
         before, head, inside, done = f.block, f.fresh("for"), f.fresh("do"), f.fresh("end")
         f.branch(head)
         f.label(head)
@@ -166,13 +169,29 @@ class Control(Planning):
         self.env[block.args[0]] = i
         self.unflat(block.args[1:], names)
         carried = self.carry(block.args[1:], buffers)
-        last = self.loop_body(block, carried, buffers, yielded_by(block))
+        yielded = self.loop_body(block, carried, buffers, yielded_by(block))
         following = f.emit(f"add {t} {i}, {step}")
+        if last:
+            more = f.emit(f"icmp {less} {t} {i}, {last}")
+            following = f.emit(f"select i1 {more}, {t} {following}, {t} {high}")
         phis.append(f"  {i} = phi {t} [{low}, {before}], [{following}, {f.block}]")
-        phis += _phis(names, before, first, f.block, last)
+        phis += _phis(names, before, first, f.block, yielded)
         f.branch(head)
         f.label(done)
         self.results(op, buffers, names)
+
+    def _last(self, op: scf.ForOp, t: str, high: str, step: str) -> str:
+        """What a loop's counter is less than where another iteration follows; nothing where it
+        cannot wrap past its bound.
+        """
+        if not Ranges().may_wrap(op):
+            return ""
+        f, unsigned = self.f, is_unsigned(op.lb.type)
+        i = Integers(f, 1, bits(op.lb.type))
+        least = 0 if unsigned else -1 << bits(op.lb.type) - 1
+        reached = i.op("add", step, least)
+        is_beyond = i.test("ugt" if unsigned else "sgt", high, reached)
+        return i.op("sub", i.pick(is_beyond, high, reached), step)
 
     def loop_body(
         self,

@@ -12,6 +12,7 @@ from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from tkc.codegen.ptx import kept_operands, traps
+from tkc.codegen.ptx.conversions import limits
 from tkc.codegen.ptx.emitter import Emitter, emitter
 from tkc.codegen.ptx.equal_readers import merges_iterations
 from tkc.codegen.ptx.values import (
@@ -22,7 +23,7 @@ from tkc.codegen.ptx.values import (
     compute_type,
     registers_of,
 )
-from tkc.codegen.ptx.writer import Operand
+from tkc.codegen.ptx.writer import Integer, Operand
 from tkc.ir.tile import Atomic, LoadPointers, Yield
 from tkc.ir.types import PendingType, PointerType, SharedType, TileType, TokenType, is_float
 from tkc.ir.values import terminator_of, yielded_by
@@ -84,6 +85,24 @@ def branch(e: Emitter, condition: str, label: str, negate: bool = False) -> None
     e.w.branch(label, condition, negate, e.uniform)
 
 
+def _end_of(e: Emitter, op: scf.ForOp, upper: Integer, step: Integer) -> tuple[str, Integer, bool]:
+    """The test that a loop goes on, what it compares with, and whether that is the counter before
+    its step, not after it.
+    """
+    kind, cls = compute_type(op.lb.type), compute_class(op.lb.type)
+    test = f"setp.lt.{kind}"
+    if not e.ranges.may_wrap(op):
+        return test, upper, False
+    if kind[0] == "s" and e.ranges.known(op.lb).lo >= 0:
+        # twice the largest number of the type is one without a sign
+        return f"setp.lt.u{kind[1:]}", upper, False
+    w, least = e.w, limits(op.lb.type)[0]
+    if not isinstance(upper, str) and not isinstance(step, str):
+        return test, max(upper, least + step) - step, True
+    reached = w.op(f"add.{kind}", cls, step, least) if isinstance(step, str) else least + step
+    return test, w.op(f"sub.{kind}", cls, w.op(f"max.{kind}", cls, upper, reached), step), True
+
+
 @emitter(scf.ForOp)
 def for_loop(e: Emitter, op: scf.ForOp) -> None:
     """The test is at the end; at the start there is one if the bounds are unknown."""
@@ -98,6 +117,7 @@ def for_loop(e: Emitter, op: scf.ForOp) -> None:
     if not isinstance(lower, str) and not isinstance(upper, str) and lower >= upper:
         return
     top, end = w.label("for"), w.label("end")
+    test, bound, is_early = _end_of(e, op, upper, step)
     counter = w.new(cls)
     w.move(counter, lower)
     if not known:
@@ -112,14 +132,16 @@ def for_loop(e: Emitter, op: scf.ForOp) -> None:
         # at the end this uniform arithmetic would delay the dots of the next iteration
         if "ahead" in op.attributes:
             following = w.op(f"add.{kind}", cls, counter, step)
-            again = w.op(f"setp.lt.{kind}", "pred", following, upper)
+            again = w.op(test, "pred", counter if is_early else following, bound)
         e.block(body)
         assign(e, carried, yielded_by(body))
+    if is_early and not again:
+        again = w.op(test, "pred", counter, bound)
     if following:
         w.move(counter, following)
     else:
         w.op(f"add.{kind}", cls, counter, step, into=counter)
-    branch(e, again or w.op(f"setp.lt.{kind}", "pred", counter, upper), top)
+    branch(e, again or w.op(test, "pred", counter, bound), top)
     w.place(end)
     kept_operands.keep(e, op)
 
