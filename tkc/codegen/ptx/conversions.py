@@ -70,9 +70,7 @@ def cast(
         case True, False:
             return _float_to_integer(e, x, a, b, target)
         case False, True:
-            if bits(target) < 32 <= bits(source) and not _is_held_by_float32(known):
-                return _integer_to_odd(e, x, a)
-            return w.op(f"cvt.rn.{b}.{a}", kind, x)
+            return _integer_to_float(e, x, source, target, known)
         case False, False:
             return x if a[1:] == b[1:] else w.op(f"cvt.{b}.{a}", kind, x)
         case _:
@@ -95,6 +93,18 @@ def _to_odd(e: Emitter, x: str) -> str:
 
 def _is_held_by_float32(known: Range | None) -> bool:
     return known is not None and known.lo >= -(1 << 24) and known.hi <= 1 << 24
+
+
+def _integer_to_float(
+    e: Emitter, x: str, source: Attribute, target: Attribute, known: Range | None
+) -> str:
+    """A widened integer as a float; as float32 that shorter ones are rounded from, to odd where
+    float32 does not hold it.
+    """
+    kind = compute_type(source)
+    if bits(target) < 32 <= bits(source) and not _is_held_by_float32(known):
+        return _integer_to_odd(e, x, kind)
+    return e.w.op(f"cvt.rn.{compute_type(target)}.{kind}", compute_class(target), x)
 
 
 def _integer_to_odd(e: Emitter, x: str, kind: str) -> str:
