@@ -84,6 +84,43 @@ def test_rows_looked_up_may_be_anywhere(target):
 
 
 @tkc.jit
+def added_in_place(x, rows, PLACES: tkc.constexpr):
+    """Each thread stores where it loaded; other threads may have loaded there as well."""
+    a = tkc.array(x.ptr, x.dtype, (N, N), (0, 1)) if PLACES == "folded" else x
+    at = {"looked up": tkc.load(rows, (0,), (N,)), "in a row": tkc.arange(N) + rows[0]}
+    first = at.get(PLACES, 0)
+    tkc.store(a, (first, 0), tkc.load(a, (first, 0), (N, N)) + 1)
+
+
+@TARGETS
+@pytest.mark.parametrize(
+    "places, needed", [("one block", 0), ("in a row", 0), ("looked up", 1), ("folded", 1)]
+)
+def test_elements_that_are_one_in_memory_are_several_threads(places, needed, target):
+    given = np.zeros((N, N), np.float32), np.zeros(N, np.int32)
+    assert barriers(added_in_place, *given, places, target=target) == needed
+
+
+@TARGETS
+def test_an_argument_s_elements_may_be_one_in_memory(target):
+    row = np.lib.stride_tricks.as_strided(np.zeros(N, np.float32), (N, N), (0, 4))
+    assert barriers(added_in_place, row, np.zeros(N, np.int32), "one block", target=target) == 1
+
+
+@tkc.jit
+def to_another_side(x):
+    """Of a cube: the sides meet in an edge, whose elements other threads load than store."""
+    v = tkc.load(x, (0, 0, 0), (N, N, None))
+    tkc.store(x, (0, 0, 0), v + 1)
+
+
+@TARGETS
+def test_blocks_along_other_axes_are_other_elements(target):
+    x = np.zeros((N, N, 2 * N), np.float32)[:, :, ::2]  # no axis is dense: one layout for both
+    assert barriers(to_another_side, x, target=target) == 1
+
+
+@tkc.jit
 def in_a_loop(x, out, STEP: tkc.constexpr):
     """Two blocks in each iteration."""
     for i in range(0, out.shape[0], STEP):

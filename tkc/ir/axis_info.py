@@ -80,6 +80,20 @@ def contiguity(
     return seen[value, axis]
 
 
+def all_differ(value: SSAValue) -> bool:
+    """Whether the elements of a tile of numbers or pointers are known to differ from one another.
+    (A scalar is one.)
+    """
+    t = value.type
+    if not isinstance(t, TileType):
+        return True
+    along = [axis for axis, extent in enumerate(t.extents) if extent > 1]
+    if len(along) > 1:
+        return False
+    ranges = Ranges()
+    return all(contiguity(value, axis, ranges).run == t.extents[axis] for axis in along)
+
+
 def _asked(at: tuple[SSAValue, int]) -> list[tuple[SSAValue, int]]:
     """What of a tile's operands is to be known first: without it a chain of operations would be a
     chain of calls."""

@@ -20,8 +20,8 @@ orders what they did before they arrived and what they do when they have waited.
 A buffer that every block of a cluster writes to in all of them (`everywhere`) is ordered by the
 cluster's barrier alone, before the first write too: a block may be written to once it has begun.
 
-Global memory is treated the same, except that a thread's own earlier access (the same array,
-offsets and layout, no element of which is another thread's too) is no conflict, nor is one of a
+Global memory is treated the same, except that a thread's own earlier access (the same block of an
+array in one layout, no element of which is another thread's too) is no conflict, nor is one of a
 ring whose threads fill and read it each for itself: such a ring costs no barrier at all. Nor is an
 access of other elements: a block at other offsets, by a constant as large as the block, or of
 another iteration of a loop whose step is as large. Arguments that share memory (which is part of
@@ -44,10 +44,9 @@ from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
 from tkc.errors import VerifyError
 from tkc.ir import shared, threads, tile
-from tkc.ir.axis_info import contiguity
+from tkc.ir.axis_info import all_differ
 from tkc.ir.elementwise import Elementwise, PointerAdd
 from tkc.ir.plan import ring_filled
-from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import before, body_of, is_inside
 from tkc.ir.text import location_of
 from tkc.ir.types import TileType
@@ -730,11 +729,16 @@ def _filled(place: Place) -> tuple[object, ...] | None:
 
 
 def _own(op: tile.Load | tile.Store, t: Attribute) -> tuple[object, ...] | None:
+    """As `_own_pointers`: elements that are one in memory are what several threads load and one of
+    them stores.
+    """
     if isinstance(op, tile.Store) and not isinstance(t, TileType):
         return ALONE
     if not isinstance(t, TileType) or not _is_private(t):
         return None
-    return (op.array, *op.offsets, t.layout)
+    if is_folded(op.array, _OVERLAPS.get()) or not all(map(all_differ, op.offsets)):
+        return None
+    return (op.array, *op.offsets, op.extents, t.layout)
 
 
 def _own_update(op: tile.Atomic | tile.AtomicBlock) -> tuple[object, ...] | None:
@@ -761,13 +765,7 @@ def _own_pointers(pointers: SSAValue) -> tuple[object, ...] | None:
     t = pointers.type
     if not isinstance(t, TileType) or not _is_private(t):
         return None
-    along = [axis for axis, extent in enumerate(t.extents) if extent > 1]
-    if len(along) > 1:
-        return None
-    for axis in along:
-        if contiguity(pointers, axis, Ranges()).run != t.extents[axis]:
-            return None
-    return (pointers,)
+    return (pointers,) if all_differ(pointers) else None
 
 
 def _is_private(t: TileType) -> bool:
