@@ -114,10 +114,12 @@ def _to_cpu(fn: Callable, signature: Signature, module: ModuleOp, steps: Steps) 
 
     if inline := [op for op in module.walk() if op.name == "tile.inline_ptx"]:
         return Compiled(fn.__name__, "cpu", program=Interpreted(module, inline), times=steps.times)
+    overlaps = dict(signature.options.extra).get("overlaps", ())
     program = cpu.compile(
         module,
-        overlapping=any(a != b for a, b in dict(signature.options.extra).get("overlaps", ())),
+        overlapping=any(a != b for a, b in overlaps),
         checks=signature.options.debug > 0,
+        folded=any(a == b for a, b in overlaps),
     )
     steps.done("machine code")
     return Compiled(fn.__name__, "cpu", program=program, times=steps.times)

@@ -282,7 +282,10 @@ class Comparison:
         from tkc.codegen import cpu
 
         def run(given: list) -> None:
-            program = cpu.compile(self.module.clone(), bool(self.overlaps), processor=processor)
+            folded = any(a == b for a, b in self.overlaps)
+            program = cpu.compile(
+                self.module.clone(), bool(self.overlaps), processor=processor, folded=folded
+            )
             program.run(given, self.grid)
 
         return self.run(f"cpu {processor}" if processor else "cpu", run)

@@ -185,6 +185,45 @@ def test_overlapping_arguments_behave_as_one_memory():
     np.testing.assert_array_equal(both, want)
 
 
+def added_in_place(x, rows, PLACES: tkc.constexpr):
+    """Each element once more, of a block whose elements may be one in memory."""
+    lanes, at = tkc.arange(64), tkc.load(rows, (0,), (64,))
+    match PLACES:
+        case "pointers":
+            tkc.store(x.ptr + at, tkc.load(x.ptr + at) + 1)
+        case "lanes":
+            tkc.store(x.ptr + lanes, tkc.load(x.ptr + lanes) + 1)
+        case "looked up":
+            tkc.store(x, (at, 0), tkc.load(x, (at, 0), (64, 32)) + 1)
+        case "in a row":
+            tkc.store(x, (lanes, 0), tkc.load(x, (lanes, 0), (64, 32)) + 1)
+        case "folded":
+            a = tkc.array(x.ptr, tkc.float32, (64, 32), (0, 1))
+            tkc.store(a, (0, 0), tkc.load(a, (0, 0), (64, 32)) + 1)
+        case "argument":
+            tkc.store(x, (0, 0), tkc.load(x, (0, 0), (64, 32)) + 1)
+
+
+@pytest.mark.parametrize("places", ["pointers", "looked up", "folded", "argument"])
+def test_elements_that_are_one_in_memory_are_loaded_before_any_is_stored(places):
+    """A store of each as soon as it is loaded would count how often it is there."""
+    x, rows = np.zeros((64, 32), np.float32), np.arange(64, dtype=np.int32) % 16
+    if places == "argument":
+        x = np.lib.stride_tricks.as_strided(x, x.shape, (0, 4))
+    tkc.jit(added_in_place)[1](x, rows, places)
+    assert x.max() == 1
+
+
+@pytest.mark.parametrize("places", ["lanes", "in a row", "argument"])
+def test_elements_that_are_known_to_differ_need_no_memory_beside_them(places):
+    types = described(tkc.float32, 2), described(tkc.int32, 1)
+    program = compile(traced(added_in_place, *types, PLACES=places))
+    assert not program.metadata["workspace"]
+    x = np.zeros((64, 32), np.float32)
+    program.run([x, np.zeros(64, np.int32)], (1,))
+    assert x.max() == 1 and x.sum() == (64 if places == "lanes" else x.size)
+
+
 def test_views_of_any_strides():
     base = np.arange(400, dtype=np.float32)
     x, y, out = base[::3][:100], base[::-1][:100], np.zeros(100, np.float32)

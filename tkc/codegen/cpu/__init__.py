@@ -28,13 +28,14 @@ def compile(
     overlapping: bool = False,
     checks: bool = False,
     processor: str | None = None,
+    folded: bool = False,
 ) -> CpuProgram:
     """`tkc.codegen.cpu.program.compile` as a program that can be launched. The compiler is imported
     when something is compiled: what only runs needs none.
     """
     from tkc.codegen.cpu import program
 
-    return CpuProgram(*program.compile(kernel, overlapping, checks, processor))
+    return CpuProgram(*program.compile(kernel, overlapping, checks, processor, folded))
 
 
 __all__ = ["CpuProgram", "compile", "unpack"]

@@ -38,8 +38,14 @@ class Lowering(Control, Dots, Memory, Messages, Sorting):
     what prints and asserts say. Raises CompileError for what the back end does not do.
     """
 
-    def __init__(self, kernel: tile.Kernel, blocking: Blocking, overlapping: bool = False):
-        super().__init__(kernel, blocking, overlapping)
+    def __init__(
+        self,
+        kernel: tile.Kernel,
+        blocking: Blocking,
+        overlapping: bool = False,
+        folded: bool = False,
+    ):
+        super().__init__(kernel, blocking, overlapping, folded)
         self.carried = {}
         self._bind_arguments()
         self.body(kernel.body.block)

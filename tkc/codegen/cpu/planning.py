@@ -19,8 +19,9 @@ from tkc.codegen.cpu.state import State
 from tkc.codegen.cpu.values import Buffer, Index
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
+from tkc.ir.axis_info import all_differ
 from tkc.ir.types import TileType, element_of, is_float
-from tkc.ir.values import ancestor, operands_first, owner_op, tile_type, tiles
+from tkc.ir.values import ancestor, array_type, operands_first, owner_op, tile_type, tiles
 
 SHAPES = (
     tile.Constant,
@@ -147,17 +148,23 @@ def same(a: SSAValue | None, b: SSAValue | None, depth: int = 8) -> bool:
     )
 
 
-def same_place(load: Operation, store: Operation) -> bool:
-    """A load of exactly the elements that a store writes, in the same order."""
+def same_place(load: Operation, store: Operation, folded: bool) -> bool:
+    """A load of exactly the elements that a store writes, in the same order, no two of which are
+    one in memory: the second would be what was stored to the first. folded: those of an argument
+    may be.
+    """
     match load, store:
         case tile.Load(), tile.Store():
             return (
                 load.extents == store.extents
                 and same(load.array, store.array)
                 and all(same(a, b) for a, b in zip(load.offsets, store.offsets, strict=False))
+                and not folded
+                and not array_type(load.array).facts.overlaps_itself
+                and all(map(all_differ, load.offsets))
             )
         case tile.LoadPointers(), tile.StorePointers():
-            return same(load.pointers, store.pointers)
+            return same(load.pointers, store.pointers) and all_differ(load.pointers)
     return False
 
 
@@ -355,7 +362,7 @@ class Planning(State):
         """
         if not isinstance(store, (tile.Store, tile.StorePointers)):
             return False
-        if not same_place(owner_op(v), store):
+        if not same_place(owner_op(v), store, self.folded):
             return False
         self.done.add(store)
         later = self._pending(v, needed_later)

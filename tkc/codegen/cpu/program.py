@@ -52,18 +52,20 @@ def compile(
     overlapping: bool = False,
     checks: bool = False,
     processor: str | None = None,
+    folded: bool = False,
 ) -> tuple[tuple[bytes, ...], dict[str, Any], str]:
     """Compile a level 0 kernel (or a module of one) for this processor, or one that LLVM names:
     the object files, their description as JSON data, and the LLVM IR.
 
     overlapping: arrays among the arguments may overlap where one of them is written. checks:
-    accesses and promises are checked (checked.py). Raises CompileError with the user's source line.
+    accesses and promises are checked (checked.py). folded: elements of an array that is written may
+    share memory with others of it. Raises CompileError with the user's source line.
     """
     kernel = _only_kernel(kernel)
     if checks:
         check(kernel := kernel.clone())
     _, machine, described, wide = host(processor)
-    lowering = Lowering(kernel, AVX512 if wide else AVX2, overlapping)
+    lowering = Lowering(kernel, AVX512 if wide else AVX2, overlapping, folded)
     called = lowering.module.texts()
     main = emitted(machine, called.pop("program"))
     objects = entry(), main, *(_emitted_once(machine, text) for text in called.values())
@@ -80,6 +82,7 @@ def compile(
         "waits": lowering.waits,
         "arguments": [_described(a.type) | {"name": a.name_hint} for a in kernel.arguments],
         "overlapping": overlapping,
+        "folded": folded,
         "written": sorted(written),
     }
     return objects, metadata, str(lowering.module)

@@ -42,9 +42,10 @@ class State:
     `messages` what prints and asserts say.
     """
 
-    def __init__(self, kernel: tile.Kernel, blocking: Blocking, overlapping: bool):
+    def __init__(self, kernel: tile.Kernel, blocking: Blocking, overlapping: bool, folded: bool):
         self.kernel, self.blocking = kernel, blocking
         self.overlapping = overlapping  # arguments may overlap
+        self.folded = folded  # elements of one argument may be one in memory
         self.waits = tile.waits_for_programs(kernel)
         self.module, self.env = Module(blocking.masks_short), Env()
         self.workspace = 0
