@@ -2,8 +2,14 @@
 kernels which would spill do not.
 """
 
+import numpy as np
 import pytest
 
+import tkc
+from tests.codegen.ptx import machine
+from tests.language.kernels import traced
+from tests.passes import stages
+from tests.passes.test_roles import array
 from tkc.codegen.ptx.ptxas import assemble, find
 from tkc.codegen.ptx.sink import rematerialise, sink_to_uses
 
@@ -62,6 +68,76 @@ def test_what_has_no_operands_reads_its_predicate(reader):
     )
     lines = sink_to_uses(text).splitlines()
     assert lines.index("\tsetp.eq.s32 %p0, %r0, 0;") < lines.index(f"\t{reader}")
+
+
+# The user's own: a name that is declared there, a label before an instruction, a jump over a use.
+BRACED = "{\n\t.reg .u32 t;\n\tadd.u32 t, $1, $2;\n\tmov.u32 $0, t;\n\t}"
+LABELLED = """{
+\t.reg .pred p;
+\t.reg .u32 t;
+\tmov.u32 t, 0;
+\tsetp.eq.u32 p, $1, 0;
+\tmov.u32 $0, $1;
+\t@p bra SKIP;
+\tadd.u32 $0, $0, $2;
+SKIP: add.u32 t, t, 1;
+\tadd.u32 $0, $0, $2;
+\t} // ends with a comment"""
+NOT_BRACED = ".reg .u32 t;\n\tadd.u32 t, $1, $2;\n\tmov.u32 $0, t;"
+
+
+def with_own_text(n, out, TEXT: tkc.constexpr, EARLY: tkc.constexpr):
+    i = tkc.program_id(0)
+    b, acc, found = i * 3 + 5, tkc.zeros((128,), tkc.int32), 0
+    if EARLY:
+        found = tkc.inline_ptx(TEXT, i, b)
+    for k in tkc.range(0, n[0], 1):
+        acc = acc + k * (acc + i)
+    if not EARLY:
+        found = tkc.inline_ptx(TEXT, i, b)
+    tkc.store(out, (i * 128,), acc + found)
+
+
+@pytest.mark.parametrize("edit", [sink_to_uses, rematerialise])
+@pytest.mark.parametrize(
+    "own, early",
+    [(BRACED, True), (LABELLED, False), (NOT_BRACED, True)],
+    ids=["braced", "labelled", "not braced"],
+)
+def test_a_user_s_own_text_stays_as_it_is(own, early, edit):
+    types = array(tkc.int32, 1), array(tkc.int32, 1)
+    module = traced(with_own_text, *types, TEXT=own, EARLY=early)
+    last = stages.compiled(module, num_warps=4)[0][stages.LAST]
+    given, texts = [np.array([3], np.int32)], []
+
+    def kept(text: str) -> str:
+        texts.extend((text, edited := edit(text)))
+        return edited
+
+    results = [np.zeros(256, np.int32) for _ in range(2)]
+    machine.run(last, [*given, results[0]], (2, 1, 1))
+    machine.run(last, [*given, results[1]], (2, 1, 1), edit=kept)
+    np.testing.assert_array_equal(*results)
+    before, after = map(_own_texts, texts)
+    assert len(before) == 1 and before == after
+    assert all(each[-1].split("//")[0].endswith("}") for each in before)
+    if find("ptxas"):
+        assemble(texts[1], "sm_90a")
+
+
+def _own_texts(text: str) -> list[list[str]]:
+    """The lines of each of the user's own in a PTX text, with the comment before them."""
+    parts = text.split("\t// tkc.inline_ptx, ")[1:]
+    return [part.splitlines()[: 1 + int(part.split()[0])] for part in parts]
+
+
+def test_an_instruction_behind_a_label_begins_a_block():
+    text = (
+        "\tmov.u32 %r0, %tid.x;\n\tadd.s32 %r1, %r0, 1;\n$for_1:\n\tst.shared.b32 [%r0], %r7;\n"
+        "\t@%p0 bra $for_1;\n\t@%p1 bra OVER;\n\tst.shared.b32 [%r1], %r7;\n"
+        "OVER: st.shared.b32 [%r7], %r7;\n\tst.shared.b32 [%r1], %r7;\n"
+    )
+    assert sink_to_uses(text) == text
 
 
 def test_nothing_moves_into_a_loop():

@@ -3,8 +3,8 @@ registers.
 
 An operand is in a register of its own width (8-bit ones in one of 16 bits, truth values in a
 predicate) with the bits that memory would hold; a result is read back the same way. The text is in
-braces, so what it declares is its own; a comment before it says where it comes from (ptxas.py reads
-that where the assembler refuses it). Elements that come several at once share registers of 32 bits.
+braces, so what it declares is its own; a comment before it says which lines it has, and where they
+come from (inline_text.py). Elements that come several at once share registers of 32 bits.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from xdsl.ir import Attribute
 
 from tkc.codegen.ptx.elements import widen
 from tkc.codegen.ptx.emitter import Emitter, emitter
+from tkc.codegen.ptx.inline_text import mark
 from tkc.codegen.ptx.values import compute_class, element_count
 from tkc.codegen.ptx.writer import Operand
 from tkc.ir.elementwise import InlinePtx, packed_registers
@@ -59,11 +60,11 @@ def _once(e: Emitter, op: InlinePtx, args: Sequence[list[Operand]]) -> list[list
     text = re.sub(
         r"\$(\$|\d+)", lambda m: "$" if m[1] == "$" else names[int(m[1])], op.text.data
     ).strip()
-    if (place := location_of(op)) is not None:
-        w.comment(f"tkc.inline_ptx, {text.count(chr(10)) + 1} lines of {place}")
     code = re.sub(r"//[^\n]*", "", text).rstrip()
     end = "}" if code.endswith((";", "}")) else ";}"
-    w.raw("\t{" + text + ("\n\t" if "//" in text.rpartition("\n")[2] else "") + end)
+    text = "\t{" + text + ("\n\t" if "//" in text.rpartition("\n")[2] else "") + end
+    w.comment(mark(len(text.splitlines()), location_of(op)))
+    w.raw(text)
     return [_taken(e, held, t, pack) for held, t in zip(results, types, strict=True)]
 
 

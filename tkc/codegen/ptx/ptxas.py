@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from tkc.codegen.ptx.inline_text import inline_texts
 from tkc.errors import CompileError, Location
 from tkc.ir.target import TARGETS
 
@@ -196,12 +197,7 @@ def _refusal(log: str, code: int, ptx: str) -> CompileError:
 
 def _inline_text(lines: list[str], number: int) -> Location | None:
     """Where the user's text of inline PTX begins that a line is of; None for other lines."""
-    for above in range(number, max(number - 100, -1), -1):
-        own = re.match(r"\s*// tkc\.inline_ptx, (\d+) lines of (.*):(\d+):(\d+)$", lines[above])
-        if own:
-            ended = number - above > int(own[1])
-            return None if ended else Location(own[2], int(own[3]), int(own[4]) - 1)
-    return None
+    return next((place for text, place in inline_texts(lines) if number in text), None)
 
 
 def parse(log: str, cubin: bytes = b"") -> Assembled:

@@ -36,6 +36,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from tkc.codegen.ptx.inline_text import inline_texts
+
 PURE = frozenset(
     ["abs", "add", "and", "bfe", "bfi", "clz", "cvt", "fma", "lop3", "mad", "max", "min", "mov"]
     + ["mul", "neg", "not", "or", "popc", "prmt", "selp", "setp", "shl", "shr", "sub", "xor"]
@@ -43,6 +45,7 @@ PURE = frozenset(
 _INSTRUCTION = re.compile(r"\t(@!?%\w+ )?([a-z]\w*)([\w.:]*)( .*)?;")
 _REGISTER, _ADDRESS = re.compile(r"%[a-z]+\d+"), re.compile(r"\[[^]]*]")
 _BRANCH = re.compile(r"\bbra(?:\.uni)? (\$\w+);")
+_LABEL = re.compile(r"\s*[$\w]+:(?!:)")  # an instruction may follow it
 _DECLARED = re.compile(r"\t\.reg \.b32 %r<(\d+)>;")
 _WAIT = "$wait"  # loops that only wait for a barrier: nothing is computed there
 MAX_REMATERIALISED_INSTRUCTIONS = 3  # for one register
@@ -99,11 +102,17 @@ class Instruction:
 
 
 class Text:
-    """The lines of a PTX text, and where each register is written and read."""
+    """The lines of a PTX text, and where each register is written and read. Those of the user's
+    inline PTX are no instructions: nothing moves into them or out of them, and they may write all
+    registers that they name.
+    """
 
     def __init__(self, text: str):
         self.text, self.lines = text, text.splitlines()
-        self.instructions = [Instruction.parse(line) for line in self.lines]
+        users = {i for lines, _ in inline_texts(self.lines) for i in lines}
+        self.instructions = [
+            None if i in users else Instruction.parse(line) for i, line in enumerate(self.lines)
+        ]
         self.written: dict[str, list[int]] = defaultdict(list)
         self.read: dict[str, list[int]] = defaultdict(list)
         for i, op in enumerate(self.instructions):
@@ -118,7 +127,7 @@ class Text:
             loop for loop in self.loops if not any(_encloses(loop, x) for x in self.loops)
         ]
         self._edges = [
-            i for i, line in enumerate(self.lines) if line.endswith(":") or " bra" in line
+            i for i, line in enumerate(self.lines) if _LABEL.match(line) or " bra" in line
         ]
 
     def _find_loops(self) -> Iterable[Loop]:
