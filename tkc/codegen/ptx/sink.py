@@ -101,6 +101,15 @@ class Instruction:
         return _REGISTER.findall(_ADDRESS.sub("", self.operands))
 
 
+def _instructions(lines: Sequence[str]) -> list[Instruction | None]:
+    """Of each line the instruction, None also where it is the user's own."""
+    found = [Instruction.parse(line) for line in lines]
+    for own, _ in inline_texts(lines):
+        for i in own:
+            found[i] = None
+    return found
+
+
 class Text:
     """The lines of a PTX text, and where each register is written and read. Those of the user's
     inline PTX are no instructions: nothing moves into them or out of them, and they may write all
@@ -109,10 +118,7 @@ class Text:
 
     def __init__(self, text: str):
         self.text, self.lines = text, text.splitlines()
-        users = {i for lines, _ in inline_texts(self.lines) for i in lines}
-        self.instructions = [
-            None if i in users else Instruction.parse(line) for i, line in enumerate(self.lines)
-        ]
+        self.instructions = _instructions(self.lines)
         self.written: dict[str, list[int]] = defaultdict(list)
         self.read: dict[str, list[int]] = defaultdict(list)
         for i, op in enumerate(self.instructions):
