@@ -557,11 +557,7 @@ class Ring(Carried):
         tokens: list[SSAValue] = []
         last: Operation = copies[0]
         for copy in copies[1:]:
-            moved = [
-                op
-                for op in defining_slice(copy.operands, block_of(copy))
-                if last.is_before_in_block(op)
-            ]
+            moved = [op for op in _sources_of(copy) if last.is_before_in_block(op)]
             if self.places_first:
                 # looked up before the stage's first copy is announced: consumers may overwrite it
                 # when they see the stage
@@ -583,6 +579,22 @@ class Ring(Carried):
         joined = _joined(tokens, next_of(owner_op(tokens[-1])))
         wait = after(owner_op(joined), shared.WaitCopies([joined], 0))
         return list(after(wait, threads.RingNext(stage, parity, self.stages)).results)
+
+
+def _sources_of(copy: shared.Copy) -> list[Operation]:
+    """What a copy's place is computed of in its block, in order; with what threads hand one another
+    in shared memory for it.
+    """
+    block, values = block_of(copy), list(copy.operands)
+    while True:
+        found = defining_slice(values, block)
+        buffers = [op.buffer for op in found if isinstance(op, shared.Read)]
+        uses = [use.operation for buffer in buffers for use in buffer.uses]
+        writes = {op for op in uses if isinstance(op, shared.Write) and op.parent is block}
+        more = [v for write in writes for v in write.operands if v not in values]
+        if not more:
+            return [op for op in block.ops if op in writes or op in found]
+        values += more
 
 
 def _after(view: SSAValue, ready: SSAValue) -> None:

@@ -4,6 +4,7 @@ it, or by the consumers.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -69,6 +70,8 @@ class RingLoads:
                 f"the operands of its dots take {len(rings)} rings, of which threads would carry"
                 f" more than {MAX_RINGS} stages and parities (a loop by tkc.range has one)"
             )
+        if relaid_both_ways(request):
+            raise NoRoles("an operand is relaid as it is for one dot, as its transpose for another")
         broadcast: dict[tile.Load, int] = {}
         if not (request.relaid or request.converted):
             for loop in request.loops:
@@ -126,6 +129,17 @@ class RingLoads:
 
 def _loads_of(rings: Rings) -> list[tile.Load]:
     return [op for ring in rings for op in ring if isinstance(op, tile.Load)]
+
+
+def relaid_both_ways(request: RoleRequest) -> bool:
+    """Whether a load is relaid in two forms, of which its ring has one."""
+    ways: dict[tile.Load, set[bool]] = defaultdict(set)
+    for dot in request.dots:
+        both = request.sides(dot)
+        for load, is_right in relaid_loads(dot, request.options):
+            operand = both.right if is_right else both.left
+            ways[load].add((untransposed(operand) is operand) != both.swapped)
+    return any(len(found) > 1 for found in ways.values())
 
 
 def take_several_warps(loads: Sequence[tile.Load]) -> bool:
