@@ -588,13 +588,17 @@ def _sources_of(copy: shared.Copy) -> list[Operation]:
     block, values = block_of(copy), list(copy.operands)
     while True:
         found = defining_slice(values, block)
-        buffers = [op.buffer for op in found if isinstance(op, shared.Read)]
-        uses = [use.operation for buffer in buffers for use in buffer.uses]
-        writes = {op for op in uses if isinstance(op, shared.Write) and op.parent is block}
+        writes = {write for op in found if isinstance(op, shared.Read) for write in _writes_of(op)}
         more = [v for write in writes for v in write.operands if v not in values]
         if not more:
             return [op for op in block.ops if op in writes or op in found]
         values += more
+
+
+def _writes_of(read: shared.Read) -> list[shared.Write]:
+    """What fills the buffer that is read, in the block of the read."""
+    uses = [use.operation for use in read.buffer.uses]
+    return [op for op in uses if isinstance(op, shared.Write) and op.parent is read.parent]
 
 
 def _after(view: SSAValue, ready: SSAValue) -> None:
