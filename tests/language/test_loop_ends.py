@@ -84,7 +84,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("kernel, bounds", CASES, ids=str)
+@pytest.mark.parametrize("kernel, bounds", CASES, ids=lambda v: getattr(v, "__name__", str(v)))
 def test_counts(kernel, bounds, how):
     numbers = range(*bounds)
     outputs = {k: np.dtype(np.int32) for k in ("sums", "counts")}
@@ -106,7 +106,9 @@ def test_counts(kernel, bounds, how):
     )
 
 
-@pytest.mark.parametrize("bounds", [b for b in RANGES if not _is_short(b)], ids=str)
+@pytest.mark.parametrize(
+    "bounds", [b for b in RANGES if not _is_short(b)], ids=lambda v: getattr(v, "__name__", str(v))
+)
 def test_refused(bounds):
     """Level 0 refuses what the others would count wrongly."""
     case = Case(
