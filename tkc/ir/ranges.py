@@ -32,8 +32,8 @@ from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import shared, threads, tile
+from tkc.ir.offset_uses import makes_offsets
 from tkc.ir.types import TileType, bits, element_of, is_bool, is_float, is_integer, is_unsigned
-from tkc.ir.uses_of_integers import End, ends
 from tkc.ir.values import (
     array_type,
     made_of,
@@ -316,7 +316,7 @@ class Ranges:
         """
         parts = (at for at in reached([value], made_of) if is_integer(element_of(at.type)))
         made = (at.owner for at in parts)
-        sums = (op for op in made if isinstance(op, ew.Elementwise) and op.fn.name in _SUMS)
+        sums = (op for op in made if isinstance(op, ew.Elementwise) and op.fn.name in SUMS)
         return all(self.overflow(op) is not Overflow.WRAPS for op in sums)
 
     def _compute(self, value: SSAValue, whole: Range) -> Range:
@@ -528,7 +528,7 @@ def _last_before(end: Range, begin: Range, step: Range) -> int:
 
 def _mathematical(name: str, args: list[Range]) -> Range | None:
     """The range of a function of integers without bounds; None where nothing is known."""
-    if all(r.exact is not None for r in args) and name in ("add", "sub", "mul", "neg"):
+    if all(r.exact is not None for r in args) and name in SUMS:
         return exactly(ew.of_integers(name, *(r.lo for r in args)))
     function = _FUNCTIONS.get(name)
     return None if function is None else function(args[0], args[-1])
@@ -626,7 +626,7 @@ def _union(a: Range, b: Range) -> Range | None:
     return Range(0, (1 << width) - 1, gcd(_power(a.divisor), _power(b.divisor)))
 
 
-_SUMS = ("add", "sub", "mul", "neg")
+SUMS = ("add", "sub", "mul", "neg")
 # of the first and the last operand
 _FUNCTIONS: dict[str, Callable[[Range, Range], Range | None]] = {
     "add": _sum,
@@ -657,7 +657,7 @@ def _overflow(found: Range, args: list[Range], op: ew.Elementwise, whole: Range)
     types = [bounds(v.type) for v in op.args]
     if any(_is_anything(r, known) for r, known in zip(args, types, strict=True)):
         return Overflow.UNLESS_OFFSET
-    if op.fn.name == "mul" and End.OFFSET not in ends(op.result):
+    if op.fn.name == "mul" and not makes_offsets(op.result):
         return Overflow.WRAPS
     return Overflow.NEVER if bits(element_of(op.result.type)) == 32 else Overflow.WRAPS
 

@@ -15,7 +15,8 @@ width shift everything out; division of integers by zero gives 0.
 
 Offsets are mathematical integers: where an offset differs from what the program's own integer type
 computed, OffsetOverflow is raised (`ProgramInterpreter.exact` keeps such values beside the wrapped
-ones). So are scalars that bound the elements of an access: a mask that compares a tile with one.
+ones). So are scalars that bound the elements of an access: a mask that compares a tile with one;
+and sums of indices, and products of them that offsets are made of, where they are made.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from xdsl.ir import Attribute, BlockArgument, SSAValue
 from tkc.ir import tile
 from tkc.ir.elementwise import Cast, Elementwise
 from tkc.ir.host_values import host_value
-from tkc.ir.ranges import Overflow, Ranges, bounds
+from tkc.ir.ranges import SUMS, Overflow, Ranges, bounds
 from tkc.ir.rewrite import is_inside
 from tkc.ir.types import bits, element_of
 from tkc.ir.values import ancestor, block_of, owner_op
@@ -31,7 +31,6 @@ Monomial = tuple[int, ...]  # numbers of atoms, ascending; a square has one twic
 MAX_TERMS = 16
 MAX_NESTED_LOOPS = 8
 ONE: Monomial = ()
-SUMS = ("add", "sub", "mul", "neg")
 
 
 class Agreement(IntEnum):
