@@ -42,6 +42,7 @@ from tkc.passes.warpgroups import (
     producing,
     tails,
 )
+from tkc.sim import wrapping
 
 MOST_KERNELS = 60  # that are run for a fault
 STATEMENTS = 5  # of each
@@ -79,9 +80,13 @@ def test_an_order_of_memory_that_is_not_kept(name, monkeypatch):
 
 
 def test_hashes_that_are_taken_for_offsets(monkeypatch):
-    monkeypatch.setattr(ranges, "_is_in_offset", lambda value: True)
-    seeds = (n for n in range(2000) if Random(f"wrapped numbers {n}").random() < HASHED_SHARE)
-    failure = found("mixed", islice(seeds, MOST_KERNELS))
+    """Level 0 asks the same question, and refuses them; where it does not, code is wrong."""
+    monkeypatch.setattr(ranges, "makes_offsets", lambda value: True)
+    seeds = [n for n in range(2000) if Random(f"wrapped numbers {n}").random() < HASHED_SHARE]
+    failure = found("mixed", seeds[:MOST_KERNELS])
+    assert failure is not None and failure.kind == "OffsetOverflow"
+    monkeypatch.setattr(wrapping, "refuse_index", lambda *given: None)
+    failure = found("mixed", seeds[:MOST_KERNELS])
     assert failure is not None and failure.kind == "wrong"
 
 
