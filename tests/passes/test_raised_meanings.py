@@ -128,6 +128,25 @@ def test_rows_and_what_bounds_them(name):
     compared(kernel)
 
 
+def with_quotients(x, rows, o, depth, first, by: tkc.constexpr, kind: tkc.constexpr):
+    """A block by pointers, and quotients of numbers beside it: of those that wrap, and of floats."""
+    j, acc = tkc.arange(N), tkc.zeros((N, N))
+    for k in range(0, depth, N):
+        c = k + tkc.arange(N)
+        acc += tkc.load(x.ptr + j[:, None] * x.strides[0] + c[None, :])
+    quotients = (tkc.multiple_of(first, 8).to(kind) + j.to(kind)) // by
+    to = o.ptr + j[:, None] * o.strides[0] + j[None, :]
+    tkc.store(to, acc + quotients.to(tkc.float32)[None, :])
+
+
+@pytest.mark.parametrize("kind", [tkc.int32, tkc.uint8, tkc.float16], ids=str)
+def test_quotients_beside_a_block_that_are_no_places(kind):
+    def kernel(x, rows, o, depth, first):
+        with_quotients(x, rows, o, depth, first, 8, kind)
+
+    compared(kernel, first=2**31 - 8 if kind == tkc.int32 else 248)
+
+
 def gathered(x, rows, o, depth):
     """What leaves out columns is no condition of the rows, though the tile has a unit axis."""
     r, acc = tkc.load(rows, (0,), (N,)), tkc.zeros((1, N, N))

@@ -59,13 +59,15 @@ from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.host_values import argument_number
 from tkc.ir.interface import UNBOUNDED
-from tkc.ir.ranges import Ranges
+from tkc.ir.ranges import Overflow, Ranges
 from tkc.ir.rewrite import Builder, is_inside, loop_of, replace
 from tkc.ir.target import ROW_ALIGNMENT
 from tkc.ir.types import (
     PointerType,
     TileType,
     bits,
+    element_of,
+    is_integer,
     pointee_of,
 )
 from tkc.ir.values import (
@@ -179,17 +181,21 @@ def _raise(kernel: tile.Kernel, context: PassContext) -> bool:
 
 
 def _divide_apart(kernel: tile.Kernel) -> None:
-    """(%k + i) // 8 becomes %k // 8 + i // 8 where 8 divides the scalar %k, also in another shape
-    than where the two are added.
+    """(%k + i) // 8 becomes %k // 8 + i // 8 where 8 divides the scalar %k, and the sum does not
+    wrap, also in another shape than where the two are added.
     """
     ranges = Ranges()
     for op in list(kernel.walk()):
         if not isinstance(op, ew.Elementwise) or op.fn.name != "floordiv":
             continue
+        if not is_integer(element_of(op.result.type)):
+            continue
         (shown, divisors), count = op.args, constant(op.args[1])
         view = defining_op(shown, tile.Reshape)
         whole = shown.owner if view is None else view.arg.owner
         if not isinstance(whole, ew.Elementwise) or whole.fn.name != "add" or not count:
+            continue
+        if ranges.overflow(whole) is not Overflow.NEVER:
             continue
         for scalar, rest in (whole.args, tuple(reversed(whole.args))):
             number = scalar.owner.arg if isinstance(scalar.owner, tile.Splat) else None
