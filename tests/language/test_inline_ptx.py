@@ -162,6 +162,21 @@ def test_without_a_meaning_the_ptx_itself_runs(variable, monkeypatch):
     assert (o == 1 - x).all()
 
 
+def test_labels_and_registers_are_of_their_braces():
+    @tkc.jit
+    def clipped(x, o, N: tkc.constexpr):
+        text = (
+            "{ .reg .pred p; mov.b32 $0, $1; { .reg .b32 t; mov.b32 t, 7; setp.lt.s32 p, $1, t;"
+            " @p bra L; mov.b32 $0, t; L: } .reg .b32 t; mov.b32 t, 1; setp.gt.s32 p, $1, t;"
+            " @p bra L; mov.b32 $0, t; L: }"
+        )
+        tkc.store(o, (0,), tkc.inline_ptx(text, tkc.load(x, (0,), (N,))))
+
+    x, o = np.arange(9, dtype=np.int32), np.zeros(9, np.int32)
+    clipped[1](x, o, 9)
+    assert (o == np.clip(x, 1, 7)).all()
+
+
 def test_instructions_that_are_not_simulated_are_refused():
     @tkc.jit
     def bare(x):

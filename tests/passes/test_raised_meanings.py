@@ -308,3 +308,18 @@ def test_a_promise_that_is_not_made_is_not_believed(kernel, m, how):
 
     want = PROMISED[kernel](x.reshape(N, N).astype(np.float32), m).astype(np.float32)
     run(Case(kernel.__name__, kernel, given, lambda a: dict(o=want)), how)
+
+
+def promised_blocks(x, rows, o, depth, m):
+    """What a loop that does not run, or the iteration behind its last, would promise is not so."""
+    acc = tkc.zeros((N, N))
+    for _ in tkc.range(m, N):
+        acc += tkc.load(x, (0, tkc.multiple_of(m, 4)), (N, N))
+    for i in tkc.range(0, 3):
+        acc += tkc.load(x, (0, tkc.multiple_of(tkc.where(i < 3, 4 * i, 3), 4)), (N, N))
+    tkc.store(o, (0, 0), acc)
+
+
+@pytest.mark.parametrize("m", [12, 17])
+def test_an_iteration_that_does_not_exist_promises_nothing(m):
+    compared(promised_blocks, m=m)

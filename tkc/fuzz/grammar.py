@@ -72,12 +72,12 @@ class ArraySpec:
     """An array argument.
 
     order: C, T (last two axes exchanged), P (rows of a larger array), B (every row the same), F
-    (the rows backwards), "view" (the part `window` of the array `base`, in the same memory),
-    "windows" (over each row of `base`, in the same memory, each `window[0][0]` behind the last),
-    "addresses" (int64: addresses of rows of `base`, in an order of their own), "own addresses"
-    (int64: the address of each program's part of `base`), "far" (FAR_STRIDE
-    elements from row to row), "rows" (int32: numbers of rows of `base`). window: the first element
-    and the one behind the last, by axis.
+    (the rows backwards), "folded" (the rows of each program are one in memory), "view" (the part
+    `window` of the array `base`, in the same memory), "windows" (over each row of `base`, in the
+    same memory, each `window[0][0]` behind the last), "addresses" (int64: addresses of rows of
+    `base`, in an order of their own), "own addresses" (int64: the address of each program's part of
+    `base`), "far" (FAR_STRIDE elements from row to row), "rows" (int32: numbers of rows of `base`).
+    window: the first element and the one behind the last, by axis.
     """
 
     name: str
@@ -168,6 +168,11 @@ def _array(spec: ArraySpec, values: np.random.Generator, base: np.ndarray | None
             return np.broadcast_to(make(*spec.shape[1:]), spec.shape)
         case "F":
             return make(*spec.shape)[::-1]
+        case "folded":
+            programs, _, columns = spec.shape
+            rows = make(programs, columns)
+            strides = rows.strides[0], 0, rows.strides[1]
+            return np.lib.stride_tricks.as_strided(rows, spec.shape, strides)
     return make(*spec.shape)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from tkc.fuzz.counting_productions import CountingWriter
 from tkc.fuzz.grammar import WHOLE, Kernel, Tile
+from tkc.fuzz.limit_productions import LimitWriter
 from tkc.fuzz.value_productions import COMPARE
 
 MOST_CARRIED = 24  # the greatest number that a loop carries into its first iteration
@@ -18,9 +18,10 @@ OLD_SHARE = 0.04  # of those that use what atomics have found
 SHARED_SHARE = 0.03  # of those whose programs have one result together
 STORED_SHARE = 0.05  # of those that store where they have stored, or read
 HASHED_SHARE = 0.1  # of those that compute numbers that wrap
+LIMIT_SHARE = 0.04  # of those of each production at the limits of what passes may believe
 
 
-class KernelWriter(CountingWriter):
+class KernelWriter(LimitWriter):
     """Writes whole kernels."""
 
     def rebind(self, t: Tile, most: int) -> None:
@@ -189,6 +190,14 @@ def kernel(seed: int, policy: str | None = None, steps: int | None = None) -> Ke
         ("one result", SHARED_SHARE, w.one_result),
         ("wrapped numbers", HASHED_SHARE, w.hashes),
         ("wrapped masks", HASHED_SHARE, w.hashed_masks),
+        ("limits: wrapped numbers", 2 * LIMIT_SHARE, w.wrapped_numbers),
+        ("limits: promises", LIMIT_SHARE, w.promises),
+        ("limits: bounds below zero", LIMIT_SHARE, w.bounds_below_zero),
+        ("limits: short offsets", LIMIT_SHARE, w.short_offsets),
+        ("limits: ends of types", LIMIT_SHARE, w.ends_of_types),
+        ("limits: one in memory", LIMIT_SHARE, w.one_in_memory),
+        ("limits: until loaded", LIMIT_SHARE, w.until_loaded),
+        ("limits: inline text", LIMIT_SHARE, w.inline_text),
     )
     for name, share, write in rare:
         if Random(f"{name} {seed}").random() < share:  # apart: other kernels stay what they were

@@ -73,7 +73,7 @@ from tkc.ir.rewrite import (
     stamp,
 )
 from tkc.ir.threads import Identity, RingNext
-from tkc.ir.types import SharedType, TileType
+from tkc.ir.types import SharedType, TileType, element_of, is_integer
 from tkc.ir.values import defining_op, is_side_effect_free, owner_op, shared_type, yielded_by
 from tkc.passes.analysis import alias
 from tkc.passes.analysis.values import WRITES
@@ -527,10 +527,31 @@ class _Iteration:
             for v in reads(op, self.of.body)
         }
         there = self.exists(ahead) if self._is_guarded(step, first) else None
+        if isinstance(op, tile.Multiple) and self._may_be_none(step, first):
+            mapping |= {op.arg: self._or_zero(mapping.get(op.arg, op.arg), ahead)}
         new = before(anchor, op.clone(mapping))
         if there is not None and not is_side_effect_free(op):
             new = _guarded(new, there)
         self.known |= {(r, ahead): x for r, x in zip(op.results, new.results, strict=True)}
+
+    def _may_be_none(self, step: Step, first: int) -> bool:
+        """Whether a step may be done for an iteration that does not exist. In a loop, what is
+        clamped is of the last one.
+        """
+        if step.early == 0 or self.of.peel and not (first and step.end is End.ANY):
+            return False
+        if not first:
+            return not self.of.peel and step.end is not End.CLAMP
+        return not (step.early == first and surely_runs(self.of.loop))
+
+    def _or_zero(self, number: SSAValue, ahead: int) -> SSAValue:
+        """What a promise is made of: an iteration that does not exist made none, and 0 is a
+        multiple of all numbers. Pointers are promised nothing where nothing is loaded.
+        """
+        if not is_integer(element_of(number.type)):
+            return number
+        build, there = Builder(self.anchor), self.exists(ahead)
+        return build.select(there, number, build.number(0, number.type))
 
     def _is_guarded(self, step: Step, first: int) -> bool:
         """Whether a step is done only where its iteration exists."""

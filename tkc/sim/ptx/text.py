@@ -1,14 +1,14 @@
 """PTX text as data: the instructions of the entry, where its labels stand, what its registers hold.
 
 Statements end at `;`, a label at `:`. A brace that begins a statement opens a scope, whose
-registers are its own (inline PTX has such): they get a name that nobody else has.
+registers and labels are its own (inline PTX has such): they get a name that nobody else has.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -100,42 +100,68 @@ class Program:
         )
 
 
+@dataclass
+class Scope:
+    """What stands between two braces. mark: what sets names apart that are declared there; first:
+    the number of its first instruction; registers, labels: other names of those that it declares.
+    """
+
+    mark: str
+    first: int
+    registers: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+
+
 class Scopes:
-    """The registers in reach, innermost braces last."""
+    """The registers and labels in reach, innermost braces last, and the instructions so far."""
 
     def __init__(self) -> None:
-        self.stack: list[dict[str, str]] = [{}]
+        self.stack = [Scope("", 0)]
         self.count = 0
         self.holds: dict[str, type[Any]] = {}
+        self.code: list[Instruction] = []
+        self.labels: dict[str, int] = {}
 
     def open(self) -> None:
         self.count += 1
-        self.stack.append({})
+        self.stack.append(Scope(f"'{self.count}", len(self.code)))
 
     def close(self) -> bool:
-        self.stack.pop()
+        """The end of the innermost braces: jumps in them find labels that stand behind them, too.
+        Whether that was not the end of all.
+        """
+        closed = self.stack.pop()
+        for jump in self.code[closed.first :]:
+            if jump.parts[0] == "bra":
+                jump.operands[0] = closed.labels.get(jump.operands[0], jump.operands[0])
         return bool(self.stack)
+
+    def label(self, name: str) -> None:
+        """A label before the next instruction."""
+        scope = self.stack[-1]
+        scope.labels[name] = name + scope.mark
+        self.labels[name + scope.mark] = len(self.code)
 
     def declare(self, text: str) -> None:
         declaration = DECLARATION.fullmatch(text)
         if declaration is None:
             raise Unknown(text)
         kind, names = declaration.groups()
-        mark = f"'{self.count}" if len(self.stack) > 1 else ""
+        scope = self.stack[-1]
         for name in names.split(","):
             base, _, many = name.strip().rstrip(">").partition("<")
             for one in [f"{base}{i}" for i in range(int(many))] if many else [base]:
-                self.stack[-1][one] = one + mark
-                self.holds[one + mark] = REGISTER_TYPES[kind]
+                scope.registers[one] = one + scope.mark
+                self.holds[one + scope.mark] = REGISTER_TYPES[kind]
 
     def renamed(self, text: str) -> str:
         if len(self.stack) == 1:
             return text
-        return re.sub(
-            r"%?[A-Za-z_$][\w$]*",
-            lambda m: next((s[m[0]] for s in reversed(self.stack) if m[0] in s), m[0]),
-            text,
-        )
+        return re.sub(r"%?[A-Za-z_$][\w$]*", lambda m: self._found(m[0]), text)
+
+    def _found(self, name: str) -> str:
+        declared = (scope.registers for scope in reversed(self.stack))
+        return next((names[name] for names in declared if name in names), name)
 
 
 @lru_cache(64)
@@ -145,8 +171,6 @@ def parse(text: str) -> Program:
     head, _, entry = text.partition(".entry")
     signature, body = entry.split("{", 1)
     scopes = Scopes()
-    code: list[Instruction] = []
-    labels: dict[str, int] = {}
     at = 0
     while m := TOKEN.match(body, at):
         at = m.end()
@@ -157,11 +181,11 @@ def parse(text: str) -> Program:
             if not scopes.close():
                 break
         elif label:
-            labels[label] = len(code)
+            scopes.label(label)
         elif statement and statement.startswith(".reg"):
             scopes.declare(statement)
         elif statement and not statement.startswith(".pragma"):
-            code.append(instruction(scopes.renamed(" ".join(statement.split()))))
+            scopes.code.append(instruction(scopes.renamed(" ".join(statement.split()))))
     shared = re.search(r"^\s*\.extern \.shared .*?(\w+)\[\];", head, re.M)
     tables = {
         name: (kind, [int(n) for n in numbers.split(",")])
@@ -171,8 +195,8 @@ def parse(text: str) -> Program:
     }
     together = re.search(r"\.minnctapersm (\d+)", signature)
     return Program(
-        code,
-        labels,
+        scopes.code,
+        scopes.labels,
         scopes.holds,
         re.findall(r"\.param\s+(?:\.align \d+ )?\.\w+ (\w+)", signature),
         shared[1] if shared else "",
