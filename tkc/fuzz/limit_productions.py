@@ -139,25 +139,32 @@ class LimitWriter(CountingWriter):
         self.let(t, "float32", (n, n), 3 * a.bound)
 
     def bounds_below_zero(self) -> None:
-        """Masks by pointers whose bounds may be below zero, of loads in a loop and of a store."""
+        """Masks by pointers whose bounds may be below zero, of dots' operands and of a store, in a
+        loop or not; some of the rows lie before the array.
+        """
         r = self.limits("bounds below zero")
-        n = r.choice(EXTENTS)
-        acc, j, a = self._walked(r, n)
-        m, i = self._argument(r.choice((-7, -2, -1, 0, 3, n - 1, n))), self.fresh("i")
-        numbers = r.choice((j, f"({j} + {r.choice((1, 3, 8))})"))
-        masks = ("{r} < {m}", "{m} > {r}", "{r} < {m} - {i}", "{r} <= {m}", "{r} < {m} * 2")
-        inside = r.choice(masks).format(r=numbers, m=m, i=i)
-        along_rows = r.random() < 0.5
-        spread = f"({inside})[:, None]" if along_rows else f"({inside})[None, :]"
-        self.line(f"for {i} in tkc.range(0, 3):")
-        rows = f"({j} + {i} * {r.choice((0, 1, n))})[:, None] * {a.name}.strides[0]"
-        place = f"{a.name}.ptr + {rows} + {j}[None, :] * {a.name}.strides[1]"
-        other = r.choice(("0", "1", "-2"))
-        self.line(f"    {acc} += tkc.load({place}, mask={spread}, other={other})")
-        o = f"{self.own('o', 'float32', (n, n)).name}p"
-        left = spread.replace(i, "1")
-        to = f"{o}.ptr + {j}[:, None] * {o}.strides[0] + {j}[None, :] * {o}.strides[1]"
-        self.line(f"tkc.store({to}, {acc}, mask={left})")
+        n, dtype = r.choice(EXTENTS[1:]), r.choice(("float16", "bfloat16", "float32"))
+        a = ArraySpec(f"a{len(self.arrays)}", dtype, (2 * n, n))
+        o = ArraySpec(f"o{len(self.arrays) + 1}", "float32", (self.programs, n, n))
+        self.arrays += [a, o]
+        m = self._argument(r.choice((-(1 << 20), -16, -7, -1, 0, 5, n - 1, n)))
+        i, j, acc, x, c = (self.fresh(letter) for letter in "ijtvc")
+        fewer = r.choice((m, m, f"{m} - 20", f"{m} - {i}", f"{m} - {i} * {n}", f"{m} * 2"))
+        before = r.choice((0, 0, 4))
+        test = r.choice(("{r} < {m}", "{m} > {r}", "{r} <= {m}", "({r} >= 0) & ({r} < {m})"))
+        if before:
+            test = f"({{r}} >= 0) & ({test})"
+        inside = test.format(r=j, m=fewer)
+        spread = f"({inside})[:, None]" if before or r.random() < 0.6 else f"({inside})[None, :]"
+        block = f"{{0}}.ptr + {{1}}{j}[:, None] * {n} + {c}[None, :]"
+        self.line(f"{j}, {c} = tkc.arange({n}) - {before}, tkc.arange({n})")
+        self.line(f"{i}, {acc} = 0, tkc.zeros(({n}, {n}))")
+        self.line(f"for {i} in tkc.range(0, {r.choice((1, 2, 3))}):")
+        load = f"tkc.load({block.format(a.name, '')}, mask={spread}, other={r.choice((0, 0, 1))})"
+        dot = r.choice((f"tkc.dot({x}, {x}.T, {acc})", f"{acc} + {x}.to(tkc.float32)"))
+        self.line(f"    {x} = {load}", f"    {acc} = {dot}")
+        to = block.format(o.name, f"p * {n * n} + ")
+        self.line(f"tkc.store({to}, {acc}, mask={spread.replace(i, '1')})")
 
     # ----------------------------------------------------------------------------------------------
     def short_offsets(self) -> None:
@@ -233,6 +240,11 @@ class LimitWriter(CountingWriter):
         right = f"tkc.load({y.name}, ({i} * {k}, 0), ({k}, {n}))"
         self.line(f"    {acc} = tkc.dot({left}, {right}, {acc})")
         self.line(f"    {i} = {i} + {r.choice((1, 1, 2))}")
+        if r.random() < 0.5:  # without an end where nothing is stored, or loaded
+            self.line(f"tkc.store({ends.name}p, (1,), tkc.full((1,), {r.randint(1, 5)}))")
+            self.line(f"{end} = {ends.name}p[1]")
+            self.line(f"while {end} < 100:", f"    {end} = {end} * 2")
+            self.line(f"{i} = {i} + {end} % 7")
         self.let(f"{acc} + {i}", "float32", (m, n), k * most + 8)
 
     def inline_text(self) -> None:
