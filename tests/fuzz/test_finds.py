@@ -315,3 +315,32 @@ def test_parts_of_records_under_other_masks_that_are_read_together(monkeypatch):
     alone = (s for s in seeds if "tkc.dot(" not in kernel(s).source)
     failure = found(None, islice(alone, MOST_KERNELS))
     assert failure is not None and failure.kind in ("wrong", "Violation")
+
+
+def test_quotients_of_sums_that_wrap(monkeypatch):
+    """They were divided apart beside blocks by pointers."""
+
+    class NeverWrapping(ranges.Ranges):
+        def overflow(self, op):
+            return ranges.Overflow.NEVER
+
+    assert found(None, [2849]) is None
+    monkeypatch.setattr(raise_pointers, "Ranges", NeverWrapping)
+    failure = found(None, [2849])
+    assert failure is not None and failure.kind == "wrong"
+
+
+def test_promises_of_iterations_that_do_not_exist(monkeypatch):
+    """What ran ahead of a loop promised what the loop would have, had it run."""
+    assert found(None, [404]) is None
+    monkeypatch.setattr(expand._Iteration, "_may_be_none", lambda *given: False)
+    failure = found(None, [404])
+    assert failure is not None and failure.kind == "AssertionFailed"
+
+
+def test_numbers_that_say_how_often_roles_copy(monkeypatch):
+    """Each role read them for itself, and the program then overwrote them."""
+    assert found("roles", [29]) is None
+    monkeypatch.setattr(order, "ways_to", lambda op: ())
+    failure = found("roles", [29])
+    assert failure is not None and failure.kind == "Violation"

@@ -129,7 +129,7 @@ def test_rows_and_what_bounds_them(name):
 
 
 def with_quotients(x, rows, o, depth, first, by: tkc.constexpr, kind: tkc.constexpr):
-    """A block by pointers, and quotients of numbers beside it: of those that wrap, and of floats."""
+    """A block by pointers; quotients of numbers that wrap, and of floats, beside it."""
     j, acc = tkc.arange(N), tkc.zeros((N, N))
     for k in range(0, depth, N):
         c = k + tkc.arange(N)

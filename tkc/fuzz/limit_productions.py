@@ -221,7 +221,9 @@ class LimitWriter(CountingWriter):
         self.line(f"    tkc.store({w}, (0, 0), {changed})")
 
     def until_loaded(self) -> None:
-        """A while loop of dots that a number ends which is loaded before it or in it."""
+        """A loop of dots that a loaded number ends, or in which one says where its operands are;
+        before, in or behind it the program stores another number there.
+        """
         r = self.limits("until loaded")
         k, n, dtype = 16, r.choice((16, 32)), r.choice(("float16", "bfloat16"))
         m, most = r.choice((16, 64)), 4
@@ -232,20 +234,39 @@ class LimitWriter(CountingWriter):
         ends = self.own("w", "int32", (4,))
         i, acc, end = self.fresh("i"), self.fresh("t"), self.fresh("e")
         read = f"tkc.minimum({ends.name}p[{{}}], {most})"
+        store = f"tkc.store({ends.name}p, ({r.choice('001')},), tkc.full((1,), {r.randint(0, 9)}))"
+        before, inside, behind = (r.random() < 0.3 for _ in range(3))
         self.line(f"{i}, {acc} = 0, tkc.zeros(({m}, {n}))")
-        self.line(f"{end} = {read.format(r.choice(('0', 'n0 % 4')))}")
-        in_it = r.random() < 0.4
-        self.line(f"while {i} < {read.format(f'{i} % 4') if in_it else end}:")
-        left = f"tkc.load({x.name}, (0, {i} * {k}), ({m}, {k}))"
-        right = f"tkc.load({y.name}, ({i} * {k}, 0), ({k}, {n}))"
-        self.line(f"    {acc} = tkc.dot({left}, {right}, {acc})")
-        self.line(f"    {i} = {i} + {r.choice((1, 1, 2))}")
-        if r.random() < 0.5:  # without an end where nothing is stored, or loaded
-            self.line(f"tkc.store({ends.name}p, (1,), tkc.full((1,), {r.randint(1, 5)}))")
-            self.line(f"{end} = {ends.name}p[1]")
+        self.line(f"{end} = {read.format(r.choice(('0', 'n0 % 4')))}", *[store] * before)
+        form = r.choice(("while", "while of loads", "range", "place"))
+        step, ahead, j = f"{i} = {i} + {r.choice((1, 1, 2))}", f"{i} * {k}", self.fresh("j")
+        match form:
+            case "while":
+                self.line(f"while {i} < {end}:")
+            case "while of loads":
+                self.line(f"while {i} < {read.format(f'{i} % 4')}:")
+            case "range":
+                self.line(f"for {j} in tkc.range(0, {end}):")
+                ahead = f"{j} * {k}"
+            case _:
+                self.line(f"for {j} in tkc.range(0, {r.randint(1, 3)}):")
+                ahead = f"({j} + tkc.maximum({end}, 0)) * {k}"
+        left = f"tkc.load({x.name}, (0, {ahead}), ({m}, {k}))"
+        right = f"tkc.load({y.name}, ({ahead}, 0), ({k}, {n}))"
+        self.line(f"    {acc} = tkc.dot({left}, {right}, {acc})", *[f"    {store}"] * inside)
+        if form.startswith("while"):
+            self.line(f"    {step}")
+        self.line(*[store] * behind)
+        self._until_large(r, ends.name, i, end)
+        self.let(f"{acc} + {i}", "float32", (m, n), k * most + 8)
+
+    def _until_large(self, r: Random, ends: str, i: str, end: str) -> None:
+        """Now and then a loop without an end where nothing is stored, or loaded."""
+        if r.random() < 0.5:
+            self.line(f"tkc.store({ends}p, (1,), tkc.full((1,), {r.randint(1, 5)}))")
+            self.line(f"{end} = {ends}p[1]")
             self.line(f"while {end} < 100:", f"    {end} = {end} * 2")
             self.line(f"{i} = {i} + {end} % 7")
-        self.let(f"{acc} + {i}", "float32", (m, n), k * most + 8)
 
     def inline_text(self) -> None:
         """PTX of the user's own, with predicates or jumps."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from xdsl.dialects import scf
@@ -11,7 +11,7 @@ from xdsl.ir import Block, Operation, SSAValue
 from tkc.ir import tile
 from tkc.ir.elementwise import Cast, Elementwise
 from tkc.ir.types import TileType
-from tkc.ir.values import defining_op, index_of, made_of, yielded_by
+from tkc.ir.values import defining_op, index_of, made_of, parents, yielded_by
 from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import LOADS
 
@@ -92,6 +92,18 @@ def sources(
         else:
             work += _of_argument(v.owner, index_of(v), ends)
     return found
+
+
+def ways_to(op: Operation) -> Iterator[SSAValue]:
+    """What decides whether, and how often, a program comes to an operation."""
+    for around in parents(op):
+        match around:
+            case scf.ForOp():
+                yield from (around.lb, around.ub, around.step)
+            case scf.IfOp():
+                yield around.cond
+            case scf.WhileOp():
+                yield from yielded_by(around.before_region.block)
 
 
 def made_through_loops(value: SSAValue) -> Sequence[SSAValue]:

@@ -26,7 +26,6 @@ from tkc.ir.values import (
     terminator_of,
 )
 from tkc.passes import LaunchOptions
-from tkc.passes.analysis.access import addresses
 from tkc.passes.analysis.alias import (
     Overlaps,
     kernel_around,
@@ -34,7 +33,7 @@ from tkc.passes.analysis.alias import (
     unwritten,
     written_before,
 )
-from tkc.passes.analysis.program_axes import program_axes, sources
+from tkc.passes.analysis.program_axes import program_axes, sources, ways_to
 from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import LOADS, WRITES, feeding_dots
 from tkc.passes.planning.gathers import (
@@ -206,19 +205,33 @@ def keep_in_order(
     no copy makes them early.
     """
     blocks = [op for op in loads if isinstance(op, tile.Load)]
-    changed = {op for op in blocks if addresses(op.result) and not unwritten(op, overlaps)}
+    changed = {op for op in operations_in(kernel, LOADS) if not unwritten(op, overlaps)}
     waits = False
     for op in blocks:
+        steered_by = changed.intersection(sources(ways_to(op))) if changed else set()
         moved_by = changed.intersection(sources(op.operands)) if changed else set()
-        if BY_CONSUMERS in op.attributes or not (moved_by or written_before(op, overlaps)):
+        moves = steered_by or moved_by
+        if BY_CONSUMERS in op.attributes or not (moves or written_before(op, overlaps)):
             continue
-        if _stores_can_be_awaited(op, kernel, options) and not any(
-            _is_stored_before(op, read, overlaps) for read in (op, *moved_by)
+        if (
+            not steered_by
+            and _stores_can_be_awaited(op, kernel, options)
+            and all(_is_read_beside(read, op) for read in moved_by)
+            and not any(_is_stored_before(op, read, overlaps) for read in (op, *moved_by))
         ):
             waits = True
         else:
-            load_by_consumers(op, Why.MOVED if moved_by else Why.WRITTEN)
+            load_by_consumers(op, Why.MOVED if moves else Why.WRITTEN)
     return waits
+
+
+def _is_read_beside(read: Operation, load: tile.Load) -> bool:
+    """Whether a number that says where a load is is read in the same iteration, before it: a role
+    that reads it too has read it when its copy is there, which those who store wait for.
+    """
+    loop = loops_of(load)[0]
+    earlier = itertools.takewhile(lambda op: op is not load, loop.walk())
+    return any(op is read for op in earlier)
 
 
 def _stores_can_be_awaited(load: tile.Load, kernel: tile.Kernel, options: LaunchOptions) -> bool:

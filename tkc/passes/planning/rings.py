@@ -25,7 +25,7 @@ from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import is_computed_by
 from tkc.passes.layouts.epilogue_subtiles import StoredResult, subtile_bytes
 from tkc.passes.planning.converting import Conversion
-from tkc.passes.planning.gathers import copied_by_threads, unreachable
+from tkc.passes.planning.gathers import BY_CONSUMERS, copied_by_threads, unreachable
 from tkc.passes.planning.operands import (
     MAX_BESIDE_BYTES,
     by_block,
@@ -380,6 +380,7 @@ def _copied_ahead(
         for op in body.ops
         if isinstance(op, tile.Load)
         and op not in operands
+        and BY_CONSUMERS not in op.attributes
         and (op.mask is None or _is_number(op) or copied_by_threads(op))
         and unchanged(op, kernel, overlaps)
         and counted_slice(op.operands, loop, is_number_there) is not None

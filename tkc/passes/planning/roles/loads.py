@@ -5,10 +5,9 @@ it, or by the consumers.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from xdsl.dialects import scf
 from xdsl.ir import Operation, SSAValue
 
 from tkc.ir import tile
@@ -16,9 +15,9 @@ from tkc.ir.plan import LoadPlan
 from tkc.ir.rewrite import is_inside
 from tkc.ir.target import LINE
 from tkc.ir.types import bits
-from tkc.ir.values import owner_op, parents, tile_type, yielded_by
+from tkc.ir.values import owner_op, tile_type
 from tkc.passes.analysis.mapped import dense_of_block, narrowed_panel
-from tkc.passes.analysis.program_axes import program_axes, sources
+from tkc.passes.analysis.program_axes import program_axes, sources, ways_to
 from tkc.passes.analysis.values import (
     LEAVES,
     LOADS,
@@ -151,7 +150,7 @@ def take_several_warps(loads: Sequence[tile.Load]) -> bool:
 
 def sources_of_places(loads: Sequence[tile.Load]) -> set[Operation]:
     """On what the places of blocks depend, and the loops and branches round their loads."""
-    return sources(v for load in loads for v in (*load.operands, *_ways_to(load)))
+    return sources(v for load in loads for v in (*load.operands, *ways_to(load)))
 
 
 def _takes_several_warps(op: Operation) -> bool:
@@ -171,18 +170,6 @@ def _is_held(value: SSAValue) -> bool:
     if isinstance(op, VIEWS):
         return max(t.extents) == t.size
     return isinstance(op, (*POINTWISE, *LEAVES, *LOADS))
-
-
-def _ways_to(load: tile.Load) -> Iterator[SSAValue]:
-    """What decides how often a program comes to a load."""
-    for around in parents(load):
-        match around:
-            case scf.ForOp():
-                yield from (around.lb, around.ub, around.step)
-            case scf.IfOp():
-                yield around.cond
-            case scf.WhileOp():
-                yield from yielded_by(around.before_region.block)
 
 
 def _copied(
