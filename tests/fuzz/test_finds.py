@@ -332,15 +332,15 @@ def test_quotients_of_sums_that_wrap(monkeypatch):
 
 def test_promises_of_iterations_that_do_not_exist(monkeypatch):
     """What ran ahead of a loop promised what the loop would have, had it run."""
-    assert found(None, [404]) is None
+    assert found(None, [713]) is None
     monkeypatch.setattr(expand._Iteration, "_may_be_none", lambda *given: False)
-    failure = found(None, [404])
+    failure = found(None, [713])
     assert failure is not None and failure.kind == "AssertionFailed"
 
 
 def test_numbers_that_say_how_often_roles_copy(monkeypatch):
     """Each role read them for itself, and the program then overwrote them."""
-    assert found("roles", [29]) is None
+    assert found("roles", [1024]) is None
     monkeypatch.setattr(order, "ways_to", lambda op: ())
-    failure = found("roles", [29])
+    failure = found("roles", [1024])
     assert failure is not None and failure.kind == "Violation"

@@ -249,7 +249,7 @@ def _stores_can_be_awaited(load: tile.Load, kernel: tile.Kernel, options: Launch
     )
 
 
-def _is_stored_before(load: tile.Load, read: tile.Load, overlaps: Overlaps) -> bool:
+def _is_stored_before(load: tile.Load, read: Operation, overlaps: Overlaps) -> bool:
     """Whether an iteration of a load's innermost loop may overwrite what is read before it comes to
     the load. The loads of a step stand together, before what is stored in it: a copy of this one
     would be too early, or where it lies overwritten too early.
