@@ -98,7 +98,13 @@ def test_four_iterations_at_once_of_a_loop_that_ends_far_before_it_begins():
     through(made, "unroll-loops", context("sm_90a"))
     table, index = np.ones((12, 50), np.float32), np.zeros(4, np.int32)
     for start, end in ((2_000_000_000, -1_999_999_997), (2_000_000_000, -2_147_483_648)):
-        arrays = [table.reshape(-1), index, np.array([start, end], np.int32), np.ones(50, np.float32), 50]
+        arrays = [
+            table.reshape(-1),
+            index,
+            np.array([start, end], np.int32),
+            np.ones(50, np.float32),
+            50,
+        ]
         level0.run(made, arrays, (1, 1, 1))
         assert not arrays[3].any()
 
