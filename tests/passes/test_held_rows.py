@@ -72,6 +72,16 @@ def adding_rows(x, r, o, s, N: tkc.constexpr):
     tkc.store(s, (tkc.program_id(0) * N,), total)
 
 
+def otherwise_placed(x, r, o, s, N: tkc.constexpr, PART: tkc.constexpr = 1024):
+    """One number makes two places: the third part's is 128 without a sign, and -128 with one."""
+    i, total = tkc.program_id(0), tkc.zeros((1, PART))
+    for k in tkc.range(0, N, PART):
+        total += tkc.load(x, (i, (k // 16).to(tkc.uint8).to(tkc.int32) * 16), (1, PART))
+    for k in tkc.range(0, N, PART):
+        signed = (k // 16).to(tkc.int8).to(tkc.int32) * 16
+        tkc.store(o, (i, k), tkc.load(x, (i, signed), (1, PART)) + total)
+
+
 def arrays(n, rows):
     rng = np.random.default_rng(0)
     return [
@@ -109,6 +119,7 @@ def checked(fn, n, columns, rows, grid, name, **options):
         (shifted, N, 0),
         (ending_early, N - 64, 2),
         (ending_in_zeros, N - 64, 1),
+        (otherwise_placed, N, 0),
     ],
 )
 def test_rows_stay_through_loops_over_their_parts(fn, n, rows, name):

@@ -15,9 +15,10 @@ from xdsl.dialects import scf
 from xdsl.ir import Operation
 
 import tkc
-from tests.language.kernels import array, attention, f32, traced
+from tests.language.kernels import array, attention, f32, i32, traced
 from tests.passes.kernels import aligned, context, through
 from tests.passes.stages import assembler, assembles_clean, distinct, level, parses_back, run
+from tkc.fuzz.check import Comparison, Variant
 from tkc.ir import tile
 from tkc.ir.target import target
 from tkc.ir.values import yielded_by
@@ -614,3 +615,33 @@ def test_dots_are_late_whose_loads_nothing_bounds(n, monkeypatch):
     e = np.exp(s - s.max(1, keepdims=True))
     want = e @ v / e.sum(1, keepdims=True)
     np.testing.assert_allclose(o.astype(np.float64), want, atol=0.03)
+
+
+def near_the_end(q, k, v, o, first, end):
+    """Two dots of a loop, of which one waits for the other, over rows of two blocks in turn."""
+    x, acc = tkc.load(q, (0, 0), (64, 32)), tkc.zeros((64, 32))
+    for at in tkc.range(first, end, 32):
+        row = at & 32
+        s = tkc.dot(x, tkc.load(k, (row, 0), (32, 32)).T)
+        p = tkc.maximum(s, 0.0).to(tkc.bfloat16)
+        acc = tkc.dot(p, tkc.load(v, (row, 0), (32, 32)), acc)
+    tkc.store(o, (0, 0), acc)
+
+
+@pytest.mark.parametrize("first", [2**31 - 32, 2**31 - 64, 64])
+@pytest.mark.parametrize("name", ["sm_80", "sm_90a"])
+def test_a_loop_of_one_iteration_ends_where_its_type_does(name, first):
+    """The second one, with which the loop begins that is left, would be beyond 32 bits."""
+    rows = [aligned(tkc.bfloat16, 2)] * 3
+    module = traced(near_the_end, *rows, aligned(tkc.float32, 2), i32(), i32())
+    made = np.random.default_rng(0)
+    whole = [made.integers(-1, 2, (64, 32)).astype(BF16) for _ in range(3)]
+
+    def make() -> dict:
+        data = [*(x.copy() for x in whole), np.zeros((64, 32), np.float32)]
+        names = ("q", "k", "v", "o", "first", "end")
+        return dict(zip(names, (*data, first, 2**31 - 1 if first > 64 else 80), strict=True))
+
+    comparison = Comparison(module, make, (1,))
+    assert comparison.want["o"].any()
+    assert not list(comparison.passes(Variant(name, 4, 3)))

@@ -60,6 +60,9 @@ def ragged_bag(table, index, start, out, M, STEP: tkc.constexpr):
     tkc.store(out.ptr + row * M + i, total, mask=i < M)
 
 
+LISTS = (*(array(t) for t in (tkc.float32, tkc.int32, tkc.int32, tkc.float32)), i32())
+
+
 @pytest.mark.parametrize("step", [1, 3])
 @pytest.mark.parametrize("name", ["sm_80", "sm_90a"])
 def test_four_iterations_at_once(name, step):
@@ -74,8 +77,7 @@ def test_four_iterations_at_once(name, step):
     for row in range(8):
         for t in range(start[row], start[row + 1], step):
             want[row] = want[row] * 2 + table[index[t]]
-    kinds = [array(tkc.float32, 1), array(tkc.int32, 1), array(tkc.int32, 1)]
-    made = traced(ragged_bag, *kinds, array(tkc.float32, 1), i32(), STEP=step)
+    made = traced(ragged_bag, *LISTS, STEP=step)
     arrays = [table.reshape(-1), index, start, np.zeros(8 * m, np.float32), m]
     given = context(name)
     through(made, "unroll-loops", given)
@@ -83,11 +85,28 @@ def test_four_iterations_at_once(name, step):
     assert count(made, scf.ForOp) == 2
     level0.run(made, arrays, (8, 1, 1))
     np.testing.assert_array_equal(arrays[3].reshape(8, m), want)
-    whole = traced(ragged_bag, *kinds, array(tkc.float32, 1), i32(), STEP=step)
+    whole = traced(ragged_bag, *LISTS, STEP=step)
     through(whole, PIPELINE[-1], context(name))
     arrays[3] = np.zeros(8 * m, np.float32)
     level4.run(whole, arrays, (8, 1, 1), 1)
     np.testing.assert_array_equal(arrays[3].reshape(8, m), want)
+
+
+def test_four_iterations_at_once_of_a_loop_that_ends_far_before_it_begins():
+    """32 bits do not hold the distance, which wraps to more than two groups of iterations."""
+    made = traced(ragged_bag, *LISTS, STEP=1)
+    through(made, "unroll-loops", context("sm_90a"))
+    table, index = np.ones((12, 50), np.float32), np.zeros(4, np.int32)
+    for start, end in ((2_000_000_000, -1_999_999_997), (2_000_000_000, -2_147_483_648)):
+        arrays = [
+            table.reshape(-1),
+            index,
+            np.array([start, end], np.int32),
+            np.ones(50, np.float32),
+            50,
+        ]
+        level0.run(made, arrays, (1, 1, 1))
+        assert not arrays[3].any()
 
 
 def test_many_iterations_are_written_out_in_part():

@@ -61,6 +61,7 @@ from tkc.ir.values import (
 )
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import Overlaps, apart, unseen, writes
+from tkc.passes.analysis.trips import trips
 from tkc.passes.analysis.values import VIEWS, is_computed_by
 from tkc.passes.cuts.axes import NotCut
 from tkc.passes.cuts.cut import Cut, operands_along_k
@@ -371,7 +372,7 @@ def _walk_once(stream: Stream, size: int) -> None:
 def _walk_in_turn(stream: Stream, size: int, loop: scf.ForOp) -> None:
     """Of dots of a loop: it takes the parts of one iteration after those of the other."""
     build, parts = Builder(loop), stream.k // size
-    end = build.mul(build.up(build.sub(loop.ub, loop.lb), loop.step), parts)
+    end = build.mul(trips(build, loop.lb, loop.ub, loop.step), parts)
     body = Block(arg_types=[i32, *(v.type for v in loop.iter_args)])
     new = scf.ForOp(build.number(0), end, build.number(1), loop.iter_args, Region(body))
     new = stamp(before(loop, new), loop)

@@ -131,7 +131,9 @@ def _written(
 def _write_groups(loop: scf.ForOp) -> None:
     """Puts a loop of whole groups of iterations before a loop, which begins behind them."""
     build, step = Builder(loop), ITERATIONS_AT_ONCE * _step(loop)
-    groups = build.floordiv(build.sub(loop.ub, loop.lb), step)
+    # a loop may end so far before it begins that the type does not hold the distance
+    distance = build.sub(build.max(loop.ub, loop.lb), loop.lb)
+    groups = build.floordiv(distance, step)
     middle = build.add(loop.lb, build.mul(build.max(groups, 0), step))
     types = [loop.lb.type, *(v.type for v in loop.iter_args)]
     block = Block(arg_types=types)

@@ -28,10 +28,10 @@ from xdsl.ir import Block, SSAValue
 
 from tkc.errors import VerifyError
 from tkc.ir import tile
-from tkc.ir.elementwise import CLASSES
+from tkc.ir.elementwise import CLASSES, Select
 from tkc.ir.rewrite import Builder, holding
 from tkc.ir.threads import Identity
-from tkc.ir.values import first_of, parent_of
+from tkc.ir.values import first_of, owner_op, parent_of
 
 BEGUN = "begun"  # of a loop whose first iteration stands before it (rotate-loops)
 
@@ -59,20 +59,29 @@ def only_real(body: Block, real: SSAValue) -> None:
         first, last, _ = walked(loop)
         guard = parent_of(loop, scf.IfOp) if BEGUN in loop.attributes else loop
         build = Builder(guard)
-        loop.operands[1] = end = build.select(real, last, first)
+        end = build.select(real, last, first)
+        ended = loop if loop.ub is last else owner_op(loop.ub)
+        ended.operands[list(ended.operands).index(last)] = end
         if guard is not loop:
             guard.operands[0] = build.lt(first, end)
 
 
 def walked(loop: scf.ForOp) -> tuple[SSAValue, SSAValue, SSAValue]:
     """Where a loop begins and ends, and its step: one whose first iteration stands before it began
-    a step earlier.
+    a step earlier, and ended where it ends, if the type holds its second counter (schedule/expand).
     """
     if BEGUN not in loop.attributes:
         return loop.lb, loop.ub, loop.step
-    begun = loop.lb.owner
+    begun, last = loop.lb.owner, loop.ub
+    if isinstance(begun, Select) and isinstance(last.owner, CLASSES["min"]):
+        last = next(v for v in last.owner.operands if not _chosen_by(v, begun.condition))
+        begun = begun.if_true.owner
     if not isinstance(begun, CLASSES["add"]) or begun.operands[1] is not loop.step:
         raise VerifyError(
             "co_resident: a rotated loop does not begin a step behind its first iteration"
         )
-    return begun.operands[0], loop.ub, loop.step
+    return begun.operands[0], last, loop.step
+
+
+def _chosen_by(value: SSAValue, condition: SSAValue) -> bool:
+    return isinstance(value.owner, Select) and value.owner.condition is condition

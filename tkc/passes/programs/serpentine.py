@@ -17,6 +17,7 @@ from xdsl.ir import SSAValue
 
 from tkc.ir.rewrite import Builder
 from tkc.ir.values import first_of, owner_op
+from tkc.passes.analysis.trips import trips
 
 
 def backwards(
@@ -28,7 +29,7 @@ def backwards(
     turn = build.floordiv(build.sub(program, first), step)
     odd = build.eq(build.and_(turn, 1), 1)
     outside, k = Builder(loop), loop.body.block.args[0]
-    length = outside.up(outside.sub(loop.ub, loop.lb), loop.step)
+    length = trips(outside, loop.lb, loop.ub, loop.step)
     # first and last: what both of a pair add up to
     ends = outside.add(
         outside.add(loop.lb, loop.lb), outside.mul(outside.sub(length, 1), loop.step)

@@ -61,6 +61,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from tkc.errors import VerifyError
 from tkc.ir import shared, tile
 from tkc.ir.host_values import is_unbounded
+from tkc.ir.ranges import Ranges, bounds
 from tkc.ir.rewrite import (
     Builder,
     before,
@@ -434,8 +435,8 @@ class _Writer:
             now.do(step, end)
         end.operands = [now.value(v, ahead + 1) for v, ahead in self.slots]
         if isinstance(loop, scf.ForOp):
-            begin = at.value(self.counter, start)
-            new: Loop = scf.ForOp(begin, loop.ub, loop.step, given, Region(inner))
+            begin, upper = at.bounds(start)
+            new: Loop = scf.ForOp(begin, upper, loop.step, given, Region(inner))
         else:
             test = self._test([v.type for v in given])
             new = scf.WhileOp(given, [v.type for v in given], Region(test), Region(inner))
@@ -478,6 +479,22 @@ class _Iteration:
         by = loop.step if abs(steps) == 1 else build.mul(loop.step, abs(steps))
         move = build.add if steps > 0 else build.sub
         return self._noted(counter, ahead, move(self.known[counter, near], by))
+
+    def bounds(self, ahead: int) -> tuple[SSAValue, SSAValue]:
+        """Where the new loop begins, so many iterations ahead, and where it ends. It has no
+        iteration where that counter is beyond its type, as it may be behind the last one of a loop.
+        """
+        loop, counter = self.of.loop, self.of.counter
+        assert isinstance(loop, scf.ForOp)
+        begin = self.value(counter, ahead)
+        if not ahead or not Ranges().may_wrap(loop):
+            return begin, loop.ub
+        build, now = Builder(self.anchor), self.value(counter, 0)
+        whole = bounds(counter.type)
+        assert whole is not None
+        is_held = build.lt(now, begin)
+        most = build.select(is_held, build.number(whole.hi, counter.type), now)
+        return build.select(is_held, begin, now), build.min(loop.ub, most)
 
     def turned(self, v: SSAValue, ahead: int) -> SSAValue:
         """The stage of a ring, so many further than one that is known."""

@@ -37,6 +37,7 @@ from tkc.ir.rewrite import (
 )
 from tkc.ir.types import SharedType
 from tkc.ir.values import block_of, first_of, index_of, parent_of, terminator_of, yielded_by
+from tkc.passes.analysis.trips import trips
 from tkc.passes.analysis.values import LOADS
 
 CONSUMER_THREADS = 256  # of both consumers
@@ -157,6 +158,6 @@ class _Steps:
             raise VerifyError("ping-pong: a loop's bounds depend on more than the program")
         clone_slice(needed, mapping, build.anchor)
         first, last, step = (mapping.get(v, v) for v in bounds)
-        trips = build.max(build.up(build.sub(last, first), step), 0)
+        count = build.max(trips(build, first, last, step), 0)
         # a loop over arrays of more than 2³¹ elements counts in 64 bits, stages never do
-        return trips if trips.type == i32 else build(Cast(trips, i32))
+        return count if count.type == i32 else build(Cast(count, i32))
