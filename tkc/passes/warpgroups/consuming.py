@@ -40,7 +40,7 @@ from tkc.ir.values import (
     yielded_by,
 )
 from tkc.passes.analysis.alias import Overlaps
-from tkc.passes.warpgroups.carried_dots import are_one_group, carried_count, carry
+from tkc.passes.warpgroups.carried_dots import are_one_group, carried_count, carry, may_run_on
 from tkc.passes.warpgroups.epilogue_stores import release_stages, stage_of, store_results
 from tkc.passes.warpgroups.in_flight import (
     InFlightDot,
@@ -134,7 +134,7 @@ class Overlap:
         self.block, self.rings, self.reused, self.turns = block, rings, reused, turns
         self.alone = alone  # no other block of the role has dots
         self.group = are_one_group(block)
-        if any(where is not block for dot in self.group for *_, where in _stages_read(dot, rings)):
+        if not all(may_run_on(_stages_read(dot, rings), block) for dot in self.group):
             self.group = []
         self.flights: list[InFlightDot] = []
         # what dots before have made; and of it what no wait since the last issue shows to be there
