@@ -1181,3 +1181,23 @@ def test_what_cannot_be_read_ahead_takes_no_registers():
     arrays = "f32[4096, 32]", "i32[64, 32]", "f32[32, 32]"
     plan, *_ = plan_of(_gathered_sums, *arrays, N=32)
     assert not plan.prefetch
+
+
+@tkc.jit
+def _in_place(x, out, N: tkc.constexpr):
+    row = tkc.program_id(0)
+    v = tkc.load(x, (row, 0), (1, N))
+    tkc.store(x, (row, 0), v + 1)
+    tkc.store(out, (row, 0), v + tkc.sum(v, axis=1)[:, None])
+
+
+def test_a_block_of_a_cluster_copies_its_part_of_rows_alone():
+    """Another one may write its own meanwhile."""
+    given = np.ones((2, 4096), np.float32), np.zeros((2, 4096), np.float32)
+    options = dict(num_ctas=2, num_warps=4, num_stages=3, persistent=True)
+    stages = stages_of(_in_place, *given, N=4096, **options)
+    assert any(isinstance(op, threads.CpAsync) for op in stages["assign-registers"].walk())
+    for seed in range(3):
+        arrays = [a.copy() for a in given]
+        run(stages["assign-registers"], arrays, [], (2,), seed)
+        assert (arrays[0] == 2).all() and (arrays[1] == 4097).all()
