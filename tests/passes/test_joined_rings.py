@@ -82,6 +82,19 @@ def layers(x, w, t, b, y):
     tkc.store(y, (m, 0), acc.to(y.dtype))
 
 
+@tkc.jit
+def with_more_between(x, w, t, b, y):
+    """x W + t B + x W: a step between two loops, of which the second needs its stage again."""
+    m, n = tkc.program_id(0) * M, tkc.program_id(1) * N
+    acc = tkc.zeros((M, N))
+    for k in range(0, x.shape[1], K):
+        acc = tkc.dot(tkc.load(x, (m, k), (M, K)), tkc.load(w, (k, n), (K, N)), acc)
+    acc = tkc.dot(tkc.load(t, (m, 0), (M, K)), tkc.load(b, (0, n), (K, N)), acc)
+    for k in range(0, x.shape[1], K):
+        acc = tkc.dot(tkc.load(x, (m, k), (M, K)), tkc.load(w, (k, n), (K, N)), acc)
+    tkc.store(y, (m, n), acc.to(y.dtype))
+
+
 @dataclass(frozen=True)
 class Case:
     """A kernel; rows of w and of b; what it computes; columns of programs; rings."""
@@ -114,6 +127,9 @@ def _chained(x, w, t, b) -> np.ndarray:
 
 CASES = {
     "with more": Case(with_more, (DEPTH, K), lambda x, w, t, b: x @ w + t @ b),
+    "with more between": Case(
+        with_more_between, (DEPTH, K), lambda x, w, t, b: 2 * (x @ w) + t @ b
+    ),
     "with less": Case(with_less, (DEPTH, N), _chained, 1),
     "with more before": Case(with_more_before, (DEPTH, N), _chained, 1, 2),
     "taps": Case(taps, (3 * DEPTH, K), _convolved),
@@ -145,3 +161,23 @@ def test_loops_share_a_ring(name):
     compiled = CASES[name].kernel.compile(*given, target="sm_90a")
     assert "wgmma.mma_async" in compiled.ptx
     assert sum(d.startswith("plan: ring ") for d in compiled.decisions) == CASES[name].rings
+
+
+@tkc.jit
+def with_more_first(x, w, b, y):
+    """A step before the loop, and beside it one of other blocks: no ring has room for two."""
+    m = tkc.program_id(0) * M
+    acc = tkc.dot(tkc.load(x, (m, 0), (M, 2 * K)), tkc.load(w, (0, 0), (2 * K, 4 * N)))
+    acc += tkc.maximum(tkc.dot(tkc.load(x, (m, 0), (M, K)), tkc.load(b, (0, 0), (K, 4 * N))), 0)
+    for k in range(0, x.shape[1], 2 * K):
+        acc = tkc.dot(tkc.load(x, (m, k), (M, 2 * K)), tkc.load(w, (k, 0), (2 * K, 4 * N)), acc)
+    tkc.store(y, (m, 0), acc)
+
+
+def test_a_dot_that_reads_a_ring_of_one_stage_ends_in_its_iteration():
+    given = numbers(M, DEPTH), numbers(DEPTH, 4 * N), numbers(K, 4 * N)
+    given = *given, np.zeros((M, 4 * N), np.float32)
+    compiled = with_more_first.compile(*given, target="sm_90a")
+    stages = [d.split()[3] for d in compiled.decisions if d.startswith("plan: ring ")]
+    assert stages == ["1", "1"]
+    assert not failures(with_more_first, *given, target="sm_90a")

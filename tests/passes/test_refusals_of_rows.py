@@ -12,7 +12,7 @@ from tkc.ir import tile
 from tkc.ir.plan import LoadPlan
 from tkc.ir.ranges import Ranges
 from tkc.ir.values import operations_in
-from tkc.passes import fit_rows
+from tkc.passes import fit_rows, simplify
 from tkc.passes.cuts.axes import NotCut
 from tkc.passes.plan import kernel_of
 from tkc.passes.planning import streaming
@@ -289,3 +289,90 @@ def test_blocks_meet_in_a_sum_behind_a_load(first):
     (store,) = operations_in(module, tile.Store)
     load = next(op for op in operations_in(module, tile.Load) if op.array is store.array)
     assert streaming._meets_between(load, store) != first
+
+
+def rows_in_turn(x, o, few, n, TURN: tkc.constexpr, TRIPS: tkc.constexpr):
+    """Rows in a loop, and what it reads and writes of their array."""
+    row = tkc.program_id(0)
+    for i in tkc.range(0, TRIPS):
+        v = TURN(x, o, few, row, i, n)
+        tkc.store(o, (row, n), v * tkc.sum(v, axis=1)[:, None])
+
+
+def long_rows(x, place):
+    return tkc.load(x, place, (1, 4096))
+
+
+def read_at(place):
+    return lambda x, o, few, row, i, n: long_rows(o, place(row, i, n))
+
+
+def written_at(place):
+    def turn(x, o, few, row, i, n):
+        tkc.store(o, place(row, i, n), v := long_rows(x, (row, 0)))
+        return v
+
+    return turn
+
+
+def read_where_all_is_written(step):
+    """Of columns that move with the loop."""
+
+    def turn(x, o, few, row, i, n):
+        v = long_rows(x, (row, i * step))
+        tkc.store(x, (row, i * step), v + 1)
+        return v
+
+    return turn
+
+
+def read_where_it_is_written(x, o, few, row, i, n):
+    tkc.store(o, (row, n), v := long_rows(x, (row, 0)))
+    return v + tkc.load(o, (row, n), (1, 16))[:, :1]
+
+
+def counted_in_memory(of_rows):
+    def turn(x, o, few, row, i, n):
+        v, count = long_rows(x, (row, 0)), tkc.load(few, (row,), (1,))
+        tkc.store(few, (row,), count + (tkc.sum(v, axis=1) if of_rows else 1))
+        return v * count[:, None]
+
+    return turn
+
+
+def written_twice(x, o, few, row, i, n):
+    tkc.store(few, (row,), tkc.zeros((1,)))
+    tkc.store(few, (row,), tkc.sum(v := long_rows(x, (row, 0)), axis=1))
+    return v
+
+
+@pytest.mark.parametrize(
+    "turn, trips, split",
+    [
+        (read_at(lambda row, i, n: (row, n)), 3, True),
+        (read_at(lambda row, i, n: (row + i, n)), 3, True),  # other rows of the same columns
+        (read_at(lambda row, i, n: (row, n + 16)), 1, True),  # all have read before any writes
+        (read_at(lambda row, i, n: (row, n + 16)), 3, False),
+        (read_at(lambda row, i, n: (row, n + i)), 3, False),
+        (written_at(lambda row, i, n: (row, n)), 3, True),
+        (written_at(lambda row, i, n: (row, n + i)), 3, False),
+        (read_where_all_is_written(4096), 3, True),
+        (read_where_all_is_written(16), 3, False),
+        (read_where_it_is_written, 1, False),  # by all blocks, of what one writes
+        (counted_in_memory(True), 1, True),
+        (counted_in_memory(True), 3, False),
+        (counted_in_memory(False), 1, False),
+        (written_twice, 3, True),
+    ],
+)
+def test_blocks_share_rows_whose_columns_are_their_own(turn, trips, split):
+    module = traced(rows_in_turn, f2, f2, f1, number(), TURN=turn, TRIPS=trips)
+    simplify.run(module, context("sm_90a"))
+    assert (streaming.row_of(kernel_of(module), ()) == 4096) == split
+
+
+def test_blocks_do_not_share_rows_of_which_elements_are_one():
+    turn = read_at(lambda row, i, n: (row, n))
+    module = traced(rows_in_turn, f2, f2, f1, number(), TURN=turn, TRIPS=1)
+    simplify.run(module, context("sm_90a"))
+    assert not streaming.row_of(kernel_of(module), ((1, 1),))

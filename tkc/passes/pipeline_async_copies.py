@@ -450,7 +450,7 @@ def _looked_up(body: Block) -> list[Operation]:
     """
     known: list[Operation] = []
     for op in body.ops:
-        if isinstance(op, WRITES):
+        if any(isinstance(inner, WRITES) for inner in op.walk()):
             break
         small = not any(isinstance(v.type, TileType) and v.type.size > FEW for v in op.results)
         plain = isinstance(op, (tile.Load, tile.View, *POINTWISE, *VIEWS, *LEAVES))

@@ -336,8 +336,12 @@ def cp_async(m: Instance, op: threads.CpAsync) -> Steps:
         event = m.block.cluster.clocks.start(agent.knows, GENERIC, op, agent.name)
         cells = cells_of(layout, held, agent.part, True, m.block.rank)
         buffer.memory.write(buffer.base, cells, event, op)
+        own = elements_of(held, agent.part, True, m.block.rank)
+        there = (
+            live if own is None else live & np.isin(np.arange(live.size), own).reshape(live.shape)
+        )
+        m.ordered(GlobalAccess(READS, event, op, pointers, there))
         if agent is m.leader:
-            m.ordered(GlobalAccess(READS, event, op, pointers, live))
             buffer.memory.poison(buffer.base, layout)
             m.launch.scheduler.start(copy)
         agent.copies.open.append((copy, event))

@@ -22,7 +22,7 @@ from tkc.ir import tile
 from tkc.ir.elementwise import Cast, Elementwise
 from tkc.ir.host_values import host_value
 from tkc.ir.ranges import SUMS, Overflow, Ranges, bounds
-from tkc.ir.rewrite import is_inside
+from tkc.ir.rewrite import body_of, is_inside
 from tkc.ir.types import bits, element_of
 from tkc.ir.values import ancestor, block_of, owner_op
 from tkc.passes.analysis.folding import FLOORS, constant
@@ -483,3 +483,23 @@ def counted_loop(value: SSAValue) -> scf.ForOp | None:
         loop = value.owner.parent_op()
         return loop if isinstance(loop, scf.ForOp) else None
     return None
+
+
+def least_distance(x: SSAValue, y: SSAValue, loop: scf.ForOp | scf.WhileOp) -> int:
+    """How far apart an offset of an iteration of a loop and another one of another iteration are,
+    at least; 0 where that is not known.
+    """
+    step = constant(loop.step) if isinstance(loop, scf.ForOp) else None
+    if not isinstance(step, int):
+        return 0
+    scalars = Scalars()
+    try:
+        first, apart = scalars.of(x), (scalars.of(x) - scalars.of(y)).exact
+    except TooLarge:
+        return 0
+    counter = scalars.number_of(body_of(loop).args[0])
+    changing = {n for n in first.atoms if is_inside(scalars.atoms[n], loop)}
+    moving = [(m, c) for m, c in first.terms if counter in m]
+    if apart is None or changing != {counter} or [m for m, _ in moving] != [(counter,)]:
+        return 0
+    return max(0, abs(moving[0][1] * step) - abs(apart))

@@ -31,7 +31,7 @@ all programs, blocks of few warps keep their part in shared memory and compute i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -43,16 +43,17 @@ from tkc.ir import elementwise as ew
 from tkc.ir import tile
 from tkc.ir.plan import LoadPlan
 from tkc.ir.ranges import Ranges
-from tkc.ir.rewrite import counted_slice, defining_slice
+from tkc.ir.rewrite import counted_slice, defining_slice, is_inside, loops_of
 from tkc.ir.target import LINE
 from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import ancestor, block_of, holds, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import Access, moved_value, tile_of
-from tkc.passes.analysis.alias import Overlaps, may_meet, unchanged
+from tkc.passes.analysis.alias import Overlaps, is_folded, may_meet, unchanged
 from tkc.passes.analysis.expressions import expression
 from tkc.passes.analysis.folding import constant
 from tkc.passes.analysis.parts import size_of_parts
+from tkc.passes.analysis.polynomials import least_distance
 from tkc.passes.analysis.program_axes import program_axes
 from tkc.passes.analysis.values import LEAVES, LOADS, POINTWISE, VIEWS, WRITES, BlockAccess
 from tkc.passes.layouts.movers import crosses
@@ -705,7 +706,7 @@ def row_of(kernel: tile.Kernel, overlaps: Overlaps) -> int:
     tile, once in each; 0 if there is none.
     """
     ops = list(kernel.walk())
-    if not _keeps_parts_apart(ops, overlaps) or not all(map(_is_of_rows, ops)):
+    if not all(map(_is_of_rows, ops)):
         return 0
     reduced = [
         tile_type(op.args[0]).extents[op.axis.value.data]
@@ -715,7 +716,7 @@ def row_of(kernel: tile.Kernel, overlaps: Overlaps) -> int:
     extent = max(reduced, default=0)
     if extent < MIN_ROW_ELEMENTS or not all(_divides(op, extent) for op in ops):
         return 0
-    return extent
+    return extent if _keeps_parts_apart(ops, extent, overlaps) else 0
 
 
 def _is_of_rows(op: Operation) -> bool:
@@ -749,20 +750,73 @@ def _divides_tile(t: TileType, extent: int) -> bool:
     return t.extents.count(extent) <= 1 and (extent in t.extents or t.size < 1024)
 
 
-def _keeps_parts_apart(ops: Sequence[Operation], overlaps: Overlaps) -> bool:
-    """Whether blocks that share a program touch no memory that another of them writes, unless a
-    reduction for which all of them meet orders the two: nothing else orders their accesses to
-    global memory. What is written is read and written again at the same place alone, where each
-    block has the part that it wrote.
+def _keeps_parts_apart(ops: Sequence[Operation], extent: int, overlaps: Overlaps) -> bool:
+    """Whether blocks that share a program's rows of an extent touch no memory that another of them
+    writes, unless a reduction for which all of them meet orders the two: nothing else orders their
+    accesses to global memory. In a loop round both it would have to order them the other way too.
     """
     accesses = [op for op in ops if isinstance(op, (tile.Load, tile.Store))]
     return all(
-        _same_place(store, other)
-        or not may_meet(store, other, overlaps)
-        or _meets_between(other, store)
+        not may_meet(store, other, overlaps)
+        or _are_of_one_part(store, other, extent, overlaps)
+        or _are_written_alike(store, other, extent)
+        or not _loops_round(store, other)
+        and _meets_between(other, store)
         for store in accesses
         if isinstance(store, tile.Store)
         for other in accesses
+    )
+
+
+def _loops_round(one: Operation, other: Operation) -> list[scf.ForOp | scf.WhileOp]:
+    """The loops round both of two operations."""
+    return [loop for loop in loops_of(one) if loop.is_ancestor(other)]
+
+
+def _are_of_one_part(
+    store: tile.Store, other: BlockAccess, extent: int, overlaps: Overlaps
+) -> bool:
+    """Whether each of the blocks that split rows of an extent touches elements in a store and in
+    another access that no other block touches in either: those of the same columns of one array,
+    in every iteration of the loops round both, or apart from those of other iterations.
+    """
+    mine, its = (_place_of_rows(op, extent) for op in (store, other))
+    if mine is None or mine != its or is_folded(store.array, overlaps):
+        return False
+    both = _loops_round(store, other)
+    begin = store.offsets[mine[0]]
+    return not any(_moves_by_less(store.array, begin, extent, loop) for loop in both)
+
+
+def _moves_by_less(
+    array: SSAValue, begin: SSAValue, extent: int, loop: scf.ForOp | scf.WhileOp
+) -> bool:
+    """Whether rows of an array may begin at other columns in another iteration of a loop, but not
+    behind their end.
+    """
+    if is_inside(array, loop):
+        return True
+    stays = constant(begin) is not None or not is_inside(begin, loop)
+    return not stays and least_distance(begin, begin, loop) < extent
+
+
+def _place_of_rows(op: BlockAccess, extent: int) -> tuple[int, Hashable, Hashable] | None:
+    """The axis of an array along which rows of an extent lie in an access, the array and where they
+    begin; None where there are none.
+    """
+    extents = list(op.extents.get_values())
+    if extent not in extents:
+        return None
+    axis = extents.index(extent)
+    return axis, expression(op.array), expression(op.offsets[axis])
+
+
+def _are_written_alike(store: tile.Store, other: BlockAccess, extent: int) -> bool:
+    """Whether two stores are of tiles of which no block has a part of its own: whoever makes one
+    makes the other, in their order.
+    """
+    return isinstance(other, tile.Store) and not any(
+        extent in tile_type(op.value).extents for op in (store, other)
     )
 
 
@@ -808,9 +862,3 @@ def _meets_on_rows(op: Operation) -> bool:
         isinstance(op, tile.Reduce)
         and tile_type(op.args[0]).extents[op.axis.value.data] >= MIN_ROW_ELEMENTS
     )
-
-
-def _same_place(one: BlockAccess, other: BlockAccess) -> bool:
-    """Whether two accesses are of one block of an array."""
-    places = ([expression(v) for v in (op.array, *op.offsets)] for op in (one, other))
-    return next(places) == next(places)

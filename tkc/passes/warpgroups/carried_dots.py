@@ -86,6 +86,13 @@ def are_one_group(block: Block) -> list[tile.Dot]:
     return [] if apart or len(dots) > 1 and any(map(in_registers, dots)) else dots
 
 
+def may_run_on(stages: list[tuple[RingBarriers, SSAValue, Block]], block: Block) -> bool:
+    """Whether a dot of a loop's body that reads stages may run on into the next iteration: the body
+    waits for them, and one is released when it has waited for the next one, which is another.
+    """
+    return all(where is block and ring.stages > 1 for ring, _, where in stages)
+
+
 def carried_count(block: Block, flights: list[InFlightDot]) -> int:
     """How many of the last dots in flight at the end of a loop's body run on into its next
     iteration: those behind which it computes nothing. Nor does it make tiles before its first dot,
@@ -119,7 +126,7 @@ def _runs_on(flight: InFlightDot, first: threads.DotAsync) -> bool:
         and not written_by(flight.dot)
         and not is_touched_later(flight.dot)
         and _computed_of(flight.dot, block) != {first}
-        and all(where is block for *_, where in flight.stages)
+        and may_run_on(flight.stages, block)
         and not any(_computes(op) for op in block.ops if issued.is_before_in_block(op))
     )
 

@@ -14,7 +14,7 @@ A dot runs until something needs it (`Overlap`); sums of loops run on into the n
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from itertools import takewhile
 
 from xdsl.dialects import scf
@@ -40,7 +40,7 @@ from tkc.ir.values import (
     yielded_by,
 )
 from tkc.passes.analysis.alias import Overlaps
-from tkc.passes.warpgroups.carried_dots import are_one_group, carried_count, carry
+from tkc.passes.warpgroups.carried_dots import are_one_group, carried_count, carry, may_run_on
 from tkc.passes.warpgroups.epilogue_stores import release_stages, stage_of, store_results
 from tkc.passes.warpgroups.in_flight import (
     InFlightDot,
@@ -72,9 +72,8 @@ def consume(
     _wait_for_stages(block, rings)
     outs = operations_in(block, shared.CopyOut)
     reused = list(dict.fromkeys(filter(None, map(stage_of, outs))))
-    late = {stage.index[0] for stage in reused}  # stages that are released a step late
     around = {op.parent for op in block.walk() if isinstance(op, tile.Dot)}
-    Overlap(block, rings, late, turns, len(around) == 1).run()
+    Overlap(block, rings, reused, turns, len(around) == 1).run()
     if turns:
         before(first_of(block), threads.Turn("start"))
     if reused:
@@ -107,16 +106,16 @@ def _stages_read(
     waited for.
     """
     found: dict[tuple[SSAValue, SSAValue], tuple[RingBarriers, SSAValue, Block]] = {}
-    for stage in filter(None, map(stage_shown, (dot.a, dot.b))):
-        if stage.ring not in rings:
-            continue  # consumers write it
+    for stage in _filled_by_others(dot, rings):
         ring, index = rings[stage.ring], stage.index[0]
         found.setdefault((ring.full, index), (ring, index, block_of(stage)))
     return list(found.values())
 
 
-# by the ring's full barrier and the stage's number
-LastReaders = dict[tuple[SSAValue, SSAValue], tile.Dot | None]
+def _filled_by_others(dot: tile.Dot, rings: Container[SSAValue]) -> list[shared.Stage]:
+    """What a dot reads of rings whose stages consumers do not write."""
+    shown = filter(None, map(stage_shown, (dot.a, dot.b)))
+    return [stage for stage in shown if stage.ring in rings]
 
 
 class Overlap:
@@ -128,22 +127,23 @@ class Overlap:
         self,
         block: Block,
         rings: dict[SSAValue, RingBarriers],
-        late: set[SSAValue],
+        reused: Collection[shared.Stage],
         turns: bool,
         alone: bool,
     ):
-        self.block, self.rings, self.late, self.turns = block, rings, late, turns
+        self.block, self.rings, self.reused, self.turns = block, rings, reused, turns
         self.alone = alone  # no other block of the role has dots
         self.group = are_one_group(block)
-        if any(where is not block for dot in self.group for *_, where in _stages_read(dot, rings)):
+        if not all(may_run_on(_stages_read(dot, rings), block) for dot in self.group):
             self.group = []
         self.flights: list[InFlightDot] = []
         # what dots before have made; and of it what no wait since the last issue shows to be there
         self.made = _carried_results(block)
         self.unproven: set[SSAValue] = set()
-        # the last dot of the block that reads a stage; None: dots further inside read it, and it is
-        # released at the block's end
-        self.last_reader: LastReaders = {}
+        self.late: set[SSAValue] = set()  # stages that are released in the next iteration
+        # the block's stages with each dot of it that reads one, in order; None: a dot further
+        # inside. (Not their numbers: a loop that is written anew gives others.)
+        self.readers: list[tuple[shared.Stage, tile.Dot | None]] = []
 
     def run(self) -> None:
         """Makes the block's dots asynchronous, in place."""
@@ -156,23 +156,33 @@ class Overlap:
             self._prove(op)
             for region in op.regions:
                 for inner in list(region.blocks):
-                    Overlap(inner, self.rings, self.late, self.turns, self.alone).run()
+                    Overlap(inner, self.rings, self.reused, self.turns, self.alone).run()
             if isinstance(op, tile.Dot) and _is_wgmma(op):
                 self._issue(op)
         if self.turns:
             _take_turns(self.block, self.rings)
         if self.flights and self.block.last_op is not None:
             self._end(self.block.last_op)
-        _release_stages(self.block, self.rings, self.late)
+        late = self.late.union(stage.index[0] for stage in self.reused)
+        _release_stages(self.block, self.rings, late)
 
     def _note_readers(self) -> None:
         for op in self.block.ops:
             for inner in op.walk():
                 if not isinstance(inner, tile.Dot) or inner is op and not _is_wgmma(op):
                     continue
-                for ring, stage, where in _stages_read(inner, self.rings):
-                    if where is self.block:
-                        self.last_reader[ring.full, stage] = inner if inner is op else None
+                for stage in _filled_by_others(inner, self.rings):
+                    if stage.parent is self.block:
+                        self.readers.append((stage, inner if inner is op else None))
+
+    def _last_reader(self, ring: RingBarriers, number: SSAValue) -> tile.Dot | None:
+        """The last dot of the block that reads a stage; None where dots further inside read it, and
+        it is released at the block's end.
+        """
+        for stage, dot in reversed(self.readers):
+            if stage.index[0] is number and self.rings[stage.ring].full is ring.full:
+                return dot
+        return None
 
     def _issue(self, dot: tile.Dot) -> None:
         t = PendingType(tile_type(dot.acc))
@@ -256,7 +266,7 @@ class Overlap:
                 (ring, stage)
                 for flight in self.flights
                 for ring, stage, _ in flight.stages
-                if self.last_reader.get((ring.full, stage)) in flight.dots
+                if self._last_reader(ring, stage) in flight.dots
             ]
             self.late.update(stage for _, stage in released)
             carry(self.block, self.flights, released, self.group, self.alone)
@@ -265,7 +275,7 @@ class Overlap:
     def _release_read_by(self, flight: InFlightDot, anchor: Operation) -> None:
         """Releases the stages whose last reader a dot was."""
         for ring, stage, _ in flight.stages:
-            if self.last_reader.get((ring.full, stage)) not in flight.dots:
+            if self._last_reader(ring, stage) not in flight.dots:
                 continue
             place = _read_by(anchor, stage) if ring.read else anchor
             arrive = threads.MbarrierArrive(ring.empty, stage, ring.peers, each="warp")

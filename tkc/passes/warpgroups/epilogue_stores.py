@@ -39,7 +39,6 @@ from tkc.ir.layout import Layout
 from tkc.ir.origin import root
 from tkc.ir.rewrite import (
     before,
-    body_of,
     erase,
     holding,
     is_inside,
@@ -61,8 +60,7 @@ from tkc.passes.analysis.alias import (
     releases,
 )
 from tkc.passes.analysis.alias import apart as are_apart
-from tkc.passes.analysis.folding import constant
-from tkc.passes.analysis.polynomials import Scalars, TooLarge
+from tkc.passes.analysis.polynomials import least_distance
 from tkc.passes.warpgroups.maps import Maps
 
 
@@ -329,7 +327,7 @@ def _meet_again(
     extents = zip(a.extents.get_values(), b.extents.get_values(), strict=True)
     blocks = zip(a.offsets, b.offsets, starmap(max, extents), strict=True)
     axes = [*blocks, *((index, index, 1) for index in indices)]
-    return not any(_least_distance(x, y, loop) >= max(n, 1) for x, y, n in axes)
+    return not any(least_distance(x, y, loop) >= max(n, 1) for x, y, n in axes)
 
 
 def _indices_inside(array: SSAValue, loop: Operation) -> list[SSAValue] | None:
@@ -344,26 +342,6 @@ def _indices_inside(array: SSAValue, loop: Operation) -> list[SSAValue] | None:
         found += view.offsets
         array = view.array
     return found
-
-
-def _least_distance(x: SSAValue, y: SSAValue, loop: scf.ForOp | scf.WhileOp) -> int:
-    """How far apart an offset of an iteration of a loop and another one of another iteration are,
-    at least; 0 where that is not known.
-    """
-    step = constant(loop.step) if isinstance(loop, scf.ForOp) else None
-    if not isinstance(step, int):
-        return 0
-    scalars = Scalars()
-    try:
-        first, apart = scalars.of(x), (scalars.of(x) - scalars.of(y)).exact
-    except TooLarge:
-        return 0
-    counter = scalars.number_of(body_of(loop).args[0])
-    changing = {n for n in first.atoms if is_inside(scalars.atoms[n], loop)}
-    moving = [(m, c) for m, c in first.terms if counter in m]
-    if apart is None or changing != {counter} or [m for m, _ in moving] != [(counter,)]:
-        return 0
-    return max(0, abs(moving[0][1] * step) - abs(apart))
 
 
 def _place(offset: SSAValue) -> tuple[SSAValue | None, int | float]:
