@@ -80,3 +80,28 @@ def test_programs_that_share_such_a_loop(members, first, end, step, shift):
     less = step if end > first else 0
     options = ("roles", "co_resident"), ("programs", members)
     checked(attended, "qko", dict(STEP=step, LESS=less, SHIFT=shift), first, end, options, 4)
+
+
+def by_pointers(x, o, first, end, STEP: tkc.constexpr):
+    """Sums of products of blocks by pointers, as many as the loop has iterations."""
+    rows, columns, acc = tkc.arange(N), tkc.arange(N), tkc.zeros((N, N))
+    for at in tkc.range(first, end, STEP):
+        place = (at - first) // STEP * N + rows
+        block = tkc.load(x.ptr + place[:, None] * N + columns[None, :])
+        acc = tkc.dot(block, block.T, acc)
+    tkc.store(o, (0, 0), acc)
+
+
+@pytest.mark.parametrize("stages", [3, 4])
+@pytest.mark.parametrize("first, end, step", [(x, y, s) for x, y, s, _ in (*NEAR, FAR[0])])
+def test_no_block_is_loaded_of_an_iteration_beyond_the_type(first, end, step, stages):
+    kinds = aligned(tkc.float16, 2), aligned(tkc.float32, 2)
+    module = traced(by_pointers, *kinds, i32(), i32(), STEP=step)
+
+    def make() -> dict:
+        # nothing is there behind the last block
+        x = np.ones((N * len(range(first, end, step)), N), np.float16)
+        return {"x": x, "o": np.zeros((N, N), np.float32), "first": first, "end": end}
+
+    comparison = Comparison(module, make, (1,))
+    assert not list(comparison.passes(Variant("sm_80", 4, stages)))
