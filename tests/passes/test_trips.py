@@ -1,5 +1,5 @@
-"""Loops whose bounds lie farther apart than their type reaches run as often where passes count
-their iterations.
+"""Loops whose bounds lie farther apart than their type reaches, or at its ends, run as often where
+passes count their iterations, divide them or begin them early.
 """
 
 import numpy as np
@@ -23,22 +23,87 @@ def products(a, b, o, first, end, STEP: tkc.constexpr, SHIFT: tkc.constexpr):
     tkc.store(o, (m, n), acc)
 
 
-FAR = [(0, LARGEST, 2**29, 23), (-2 * 10**9, 2 * 10**9, 5 * 10**8, 23), (2**30, -LARGEST, 8, 0)]
-
-
-@pytest.mark.parametrize("option", [("roles", "pingpong"), ("serpentine", True)], ids=str)
-@pytest.mark.parametrize("first, end, step, shift", [*FAR, (0, 192, 64, 0)])
-def test_a_loop_whose_bounds_lie_far_apart(option, first, end, step, shift):
-    kinds = aligned(tkc.float16, 2), aligned(tkc.float16, 2), aligned(tkc.float32, 2)
-    module = traced(products, *kinds, i32(), i32(), STEP=step, SHIFT=shift)
-    rng = np.random.default_rng(0)
-    whole = [rng.integers(-1, 2, (2 * N, 2 * N)).astype(np.float16) for _ in range(2)]
+def checked(kernel, arguments, consts, first, end, options, count=2):
+    """No fault of a kernel of two blocks of rows and columns, planned with options."""
+    kinds = [aligned(tkc.float16, 2)] * (len(arguments) - 1) + [aligned(tkc.float32, 2)]
+    module = traced(kernel, *kinds, i32(), i32(), **consts)
 
     def make() -> dict:
-        data = [*(x.copy() for x in whole), np.ones((2 * N, 2 * N), np.float32)]
-        return dict(zip(("a", "b", "o", "first", "end"), (*data, first, end), strict=True))
+        rng = np.random.default_rng(0)
+        data = [rng.integers(-1, 2, (count * N, 2 * N)).astype(np.float16) for _ in kinds[1:]]
+        data.append(np.ones((count * N, 2 * N), np.float32))
+        return dict(zip((*arguments, "first", "end"), (*data, first, end), strict=True))
 
-    comparison = Comparison(module, make, (2, 2))
+    comparison = Comparison(module, make, (count, 2))
     assert comparison.want["o"].any() == (first < end)
-    variant = Variant("sm_90a", None, 3, each=False, forced=(option,))
+    variant = Variant("sm_90a", None, 3, each=False, forced=options)
     assert not list(comparison.passes(variant))
+
+
+FAR = [
+    *((0, LARGEST, 2**29, 23), (-2 * 10**9, 2 * 10**9, 5 * 10**8, 23), (2**30, -LARGEST, 8, 0)),
+    (2 * 10**9, 10**9 - LARGEST, 32, 0),
+]
+NEAR = [
+    (LARGEST - 40, LARGEST, 32, 0),
+    (LARGEST - 1, LARGEST, 1, 0),
+    (-LARGEST, 60 - LARGEST, 16, 0),
+]
+OPTIONS = [
+    *((("roles", "pingpong"),), (("serpentine", True),), (("split_k", 2),), (("stream_k", 2),)),
+    (("split_k", 3), ("cluster", (3, 1))),
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("first, end, step, shift", [*FAR, *NEAR, (0, 192, 64, 0)])
+def test_a_loop_near_the_ends_of_its_type(options, first, end, step, shift):
+    checked(products, "abo", dict(STEP=step, SHIFT=shift), first, end, options)
+
+
+def attended(q, k, o, first, end, STEP: tkc.constexpr, LESS: tkc.constexpr, SHIFT: tkc.constexpr):
+    """Two products of each block of rows, which the upper bits of a counter name: programs further
+    on have fewer of them.
+    """
+    m, acc = tkc.program_id(0) * N, tkc.zeros((N, N))
+    n = tkc.program_id(1) * N
+    rows = tkc.load(q, (m, n), (N, N))
+    for at in tkc.range(first, end - tkc.program_id(0) * LESS, STEP):
+        block = tkc.load(k, ((at >> SHIFT) & N, n), (N, N))
+        acc = tkc.dot(tkc.dot(rows, block.T).to(tkc.float16), block, acc)
+    tkc.store(o, (m, n), acc)
+
+
+@pytest.mark.parametrize("members", [2, 3])
+@pytest.mark.parametrize("first, end, step, shift", [*FAR, *NEAR, (0, 256, 64, 0)])
+def test_programs_that_share_such_a_loop(members, first, end, step, shift):
+    less = step if end > first else 0
+    options = ("roles", "co_resident"), ("programs", members)
+    checked(attended, "qko", dict(STEP=step, LESS=less, SHIFT=shift), first, end, options, 4)
+
+
+def by_pointers(x, o, first, end, STEP: tkc.constexpr):
+    """Sums of products of blocks by pointers, as many as the loop has iterations."""
+    rows, columns, acc = tkc.arange(N), tkc.arange(N), tkc.zeros((N, N))
+    for at in tkc.range(first, end, STEP):
+        place = (at - first) // STEP * N + rows
+        block = tkc.load(x.ptr + place[:, None] * N + columns[None, :])
+        acc = tkc.dot(block, block.T, acc)
+    tkc.store(o, (0, 0), acc)
+
+
+@pytest.mark.parametrize("stages", [3, 4])
+@pytest.mark.parametrize(
+    "first, end, step", [(x, y, s) for x, y, s, _ in (NEAR[0], NEAR[2], FAR[0])]
+)
+def test_no_block_is_loaded_of_an_iteration_beyond_the_type(first, end, step, stages):
+    kinds = aligned(tkc.float16, 2), aligned(tkc.float32, 2)
+    module = traced(by_pointers, *kinds, i32(), i32(), STEP=step)
+
+    def make() -> dict:
+        # nothing is there behind the last block
+        x = np.ones((N * len(range(first, end, step)), N), np.float16)
+        return {"x": x, "o": np.zeros((N, N), np.float32), "first": first, "end": end}
+
+    comparison = Comparison(module, make, (1,))
+    assert not list(comparison.passes(Variant("sm_80", 4, stages)))

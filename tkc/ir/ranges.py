@@ -301,14 +301,15 @@ class Ranges:
             return Overflow.WRAPS
         return _overflow(found, args, op, whole)
 
-    def may_wrap(self, loop: scf.ForOp) -> bool:
+    def may_wrap(self, loop: scf.ForOp, steps: int = 1) -> bool:
         """Whether a loop's counter may wrap past a bound that is data, which may be any number:
-        what follows its last iteration is beyond the counter's type. Extents and numbers of
-        programs are not that large.
+        what follows so many steps behind its last iteration is beyond the counter's type. Extents
+        and numbers of programs are not that large.
         """
         begin, end, step = map(self.known, (loop.lb, loop.ub, loop.step))
         is_any = end.is_data or end.exact is not None
-        return is_any and _last_before(end, begin, step) + step.hi > _whole(loop.lb).hi
+        last = _last_before(end, begin, step)
+        return is_any and last + steps * step.hi > _whole(loop.lb).hi
 
     def may_bound(self, value: SSAValue) -> bool:
         """Whether a scalar may be a number of elements: none of the sums and products that it is

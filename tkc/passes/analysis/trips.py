@@ -10,6 +10,7 @@ any two of its numbers.
 
 from __future__ import annotations
 
+from xdsl.dialects import scf
 from xdsl.ir import SSAValue
 
 from tkc.ir.elementwise import Cast
@@ -24,11 +25,29 @@ def trips(build: Builder, first: SSAValue, last: SSAValue, step: SSAValue) -> SS
     """
     if not _may_lie_apart(first, last, step):
         return build.up(build.sub(last, first), step)
-    without_sign = UNSIGNED[SIGNED.index(first.type)]
-    distance = build(Cast(build.sub(build.sub(last, 1), first), without_sign))
-    whole = build.floordiv(distance, build(Cast(step, without_sign)))
-    count = build.add(build(Cast(whole, first.type)), 1)
+    count = build.add(_apart(build, first, build.sub(last, 1), step), 1)
     return build.select(build.lt(first, last), count, 0)
+
+
+def steps_to(build: Builder, first: SSAValue, there: SSAValue, step: SSAValue) -> SSAValue:
+    """The number of whole steps from `first` to a number that is not less."""
+    if not _may_lie_apart(first, there, step):
+        return build.floordiv(build.sub(there, first), step)
+    return _apart(build, first, there, step)
+
+
+def _apart(build: Builder, first: SSAValue, there: SSAValue, step: SSAValue) -> SSAValue:
+    """The number of whole steps from `first` to a number that is not less, however far."""
+    without_sign = UNSIGNED[SIGNED.index(first.type)]
+    distance = build(Cast(build.sub(there, first), without_sign))
+    whole = build.floordiv(distance, build(Cast(step, without_sign)))
+    return build(Cast(whole, first.type))
+
+
+def counter_of(build: Builder, loop: scf.ForOp, count: SSAValue, n: SSAValue) -> SSAValue:
+    """The counter of iteration n of `count`; where the loop ends, if it has fewer."""
+    counter = build.add(loop.lb, build.mul(n, loop.step))
+    return build.select(build.lt(n, count), counter, loop.ub)
 
 
 def _may_lie_apart(first: SSAValue, last: SSAValue, step: SSAValue) -> bool:

@@ -35,11 +35,13 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.elementwise import Cast, PointerAdd
+from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import Builder, erase
 from tkc.ir.threads import Identity, Workspace
 from tkc.ir.types import TileType
 from tkc.ir.values import is_side_effect_free, parent_of, terminator_of, tile_type
 from tkc.passes.analysis.alias import Overlaps
+from tkc.passes.analysis.trips import counter_of, trips
 from tkc.passes.cuts.axes import NotCut
 from tkc.passes.cuts.cut import Cut
 from tkc.passes.cuts.parts import Part as PartOfTile
@@ -176,8 +178,14 @@ def _narrow(loop: scf.ForOp, part: SSAValue, parts: int) -> None:
     build, t = Builder(loop), loop.lb.type
     if part.type != t:
         part = build(Cast(part, t))
-    step = loop.step
-    each = build.mul(build.up(build.up(build.sub(loop.ub, loop.lb), step), parts), step)
+    count = trips(build, loop.lb, loop.ub, loop.step)
+    each = build.up(count, parts)
+    if Ranges().may_wrap(loop, parts):
+        begin = build.mul(part, each)
+        bounds = [counter_of(build, loop, count, n) for n in (begin, build.add(begin, each))]
+        loop.operands[0], loop.operands[1] = bounds
+        return
+    each = build.mul(each, loop.step)
     start = build.add(loop.lb, build.mul(part, each))
     loop.operands[1] = build.min(loop.ub, build.add(start, each))
     loop.operands[0] = start

@@ -40,9 +40,11 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.elementwise import CLASSES, Cast, PointerAdd
+from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import Builder, stamp
 from tkc.ir.threads import Workspace
 from tkc.ir.values import terminator_of, tile_type
+from tkc.passes.analysis.trips import counter_of, trips
 from tkc.passes.programs.parts import Parts, after_loop, begin_once, go_on, kept
 
 MAX_BLOCKS = 144  # that share programs: multiprocessors of the largest device with roles
@@ -97,7 +99,7 @@ class StreamKSchedule:
         takes together, and `blocks` are clusters.
         """
         n = Counts(anchor)
-        steps = n.max(n.up(n.sub(loop.ub, loop.lb), loop.step), 0)
+        steps = n.max(trips(Builder(anchor), loop.lb, loop.ub, loop.step), 0)
         rest = n.mod(programs, blocks)
         helpers = n.sub(blocks, rest)
         few, each = n.le(rest, helpers), n.up(rest, helpers)  # last parts of each helper
@@ -185,7 +187,7 @@ def share(
     cluster, whose blocks take neighbouring programs in the same turns and parts, and this block's
     place in it.
     """
-    _narrow(loop, turn)
+    _narrow(loop, turn, deal.steps)
     sum_, rest, t = loop.results[0], after_loop(loop), tile_type(loop.results[0])
     (m, width), n = t.extents, Counts(terminator_of(body))
     array = kept(n, sum_, 2 * MAX_BLOCKS, whole=True)
@@ -228,17 +230,20 @@ def piece_of(m: int, n: int, groups: int) -> tuple[int, int]:
     )
 
 
-def _narrow(loop: scf.ForOp, turn: Turn) -> None:
-    """Its bounds become the turn's."""
+def _narrow(loop: scf.ForOp, turn: Turn, steps: SSAValue) -> None:
+    """Its bounds become the turn's, of a program of so many steps."""
     begin_once(loop, turn.first)
     n, t = Counts(loop), loop.lb.type
 
     def as_index(v):
         return v if v.type == t else n(Cast(v, t))
 
-    def bound(steps):
-        return n(CLASSES["add"](low, n(CLASSES["mul"](as_index(steps), loop.step))))
+    def bound(step):
+        return n(CLASSES["add"](low, n(CLASSES["mul"](as_index(step), loop.step))))
 
     low = loop.lb
-    loop.operands[1] = n(CLASSES["min"](loop.ub, bound(turn.last)))
-    loop.operands[0] = bound(turn.first)
+    if Ranges().may_wrap(loop):
+        end = counter_of(Builder(loop), loop, as_index(steps), as_index(turn.last))
+    else:
+        end = n(CLASSES["min"](loop.ub, bound(turn.last)))
+    loop.operands[1], loop.operands[0] = end, bound(turn.first)

@@ -60,6 +60,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from tkc.errors import VerifyError
 from tkc.ir import shared, tile
+from tkc.ir.elementwise import Cast
 from tkc.ir.host_values import is_unbounded
 from tkc.ir.ranges import Ranges, bounds
 from tkc.ir.rewrite import (
@@ -74,7 +75,7 @@ from tkc.ir.rewrite import (
     stamp,
 )
 from tkc.ir.threads import Identity, RingNext
-from tkc.ir.types import SharedType, TileType, element_of, is_integer
+from tkc.ir.types import SIGNED, UNSIGNED, SharedType, TileType, element_of, is_integer
 from tkc.ir.values import defining_op, is_side_effect_free, owner_op, shared_type, yielded_by
 from tkc.passes.analysis import alias
 from tkc.passes.analysis.values import WRITES
@@ -306,6 +307,11 @@ def _is_of_iteration(op: Operation, loop: Loop) -> bool:
     return isinstance(op, OF_ARRAYS) and is_inside(op.array, loop)
 
 
+def _is_bound_to_iteration(op: Operation, loop: Loop) -> bool:
+    """Whether what is loaded may be there in no iteration but the loop's own."""
+    return _is_unbounded(op) or _is_of_iteration(op, loop)
+
+
 def _is_unbounded(op: Operation) -> bool:
     """Whether an operation loads by pointers, or of an array that nothing bounds."""
     if isinstance(op, OF_ARRAYS):
@@ -430,7 +436,7 @@ class _Writer:
         if self.counts_back:
             known.pop((self.counter, 0), None)
         known[self.counter, start] = known["last", start] = inner.args[0]
-        now = _Iteration(self, end, known)
+        now = _Iteration(self, end, known, is_there=True)
         for step in self.steps:
             now.do(step, end)
         end.operands = [now.value(v, ahead + 1) for v, ahead in self.slots]
@@ -454,10 +460,12 @@ class _Writer:
 
 
 class _Iteration:
-    """One iteration of the new loop, or what stands of one before or behind it."""
+    """One iteration of the new loop, or what stands of one before or behind it. is_there: the new
+    loop has it.
+    """
 
-    def __init__(self, of: _Writer, anchor: Operation, known: Known):
-        self.of, self.anchor, self.known = of, anchor, known
+    def __init__(self, of: _Writer, anchor: Operation, known: Known, is_there: bool = False):
+        self.of, self.anchor, self.known, self.is_there = of, anchor, known, is_there
 
     def value(self, v: SSAValue, ahead: int) -> SSAValue:
         """A value of the old loop, of the iteration so many ahead."""
@@ -490,10 +498,8 @@ class _Iteration:
         if not ahead or not Ranges().may_wrap(loop):
             return begin, loop.ub
         build, now = Builder(self.anchor), self.value(counter, 0)
-        whole = bounds(counter.type)
-        assert whole is not None
         is_held = build.lt(now, begin)
-        most = build.select(is_held, build.number(whole.hi, counter.type), now)
+        most = build.select(is_held, build.number(_most(counter.type), counter.type), now)
         return build.select(is_held, begin, now), build.min(loop.ub, most)
 
     def turned(self, v: SSAValue, ahead: int) -> SSAValue:
@@ -520,7 +526,9 @@ class _Iteration:
         return self._noted("last", ahead, found)
 
     def exists(self, ahead: int) -> SSAValue:
-        """Whether the loop has that iteration."""
+        """Whether the loop has that iteration. It may seem so where a counter is beyond its type
+        (`is_counted`).
+        """
         if ("exists", ahead) in self.known:
             return self.known["exists", ahead]
         loop = self.of.loop
@@ -535,6 +543,41 @@ class _Iteration:
         clone_slice(ops, mapping, self.anchor)
         return self._noted("exists", ahead, mapping[yielded_by(test)[0]])
 
+    def is_counted(self, ahead: int) -> SSAValue:
+        """Whether the loop has that iteration, whose counter may be beyond its type."""
+        if ("is counted", ahead) not in self.known:
+            self._noted("is counted", ahead, self._is_counted(ahead))
+        return self.known["is counted", ahead]
+
+    def _is_counted(self, ahead: int) -> SSAValue:
+        loop, counter, build, ranges = self.of.loop, self.of.counter, Builder(self.anchor), Ranges()
+        if not isinstance(loop, scf.ForOp):
+            return self.exists(ahead)
+        here, t = self.value(counter, ahead), counter.type
+        first = min(n for v, n in self.known if v is counter)
+        steps = ahead - first
+        if not self._may_wrap(loop, steps, ranges):
+            return self.exists(ahead)
+        reached = ranges.known(loop.ub).hi + steps * ranges.known(loop.step).hi
+        if self.is_there and t in SIGNED and ranges.known(loop.lb).lo >= 0:
+            without_sign = UNSIGNED[SIGNED.index(t)]
+            if reached <= _most(without_sign):
+                return build.lt(*(build(Cast(v, without_sign)) for v in (here, loop.ub)))
+        found = build.and_(build.lt(self.value(counter, ahead - 1), here), self.exists(ahead))
+        if steps == 1 and self.is_there:
+            return found
+        return build.and_(self.is_counted(ahead - 1), found)
+
+    def _may_wrap(self, loop: scf.ForOp, steps: int, ranges: Ranges) -> bool:
+        """Whether a counter so many steps behind one that is known may be beyond its type: that of
+        an iteration of the loop, or before it the counter it begins with.
+        """
+        if self.is_there:
+            return steps > 0 and ranges.may_wrap(loop, steps)
+        begin, step = ranges.known(loop.lb), ranges.known(loop.step)
+        is_any = begin.is_data or begin.exact is not None
+        return is_any and steps > 0 and begin.hi + steps * step.hi > _most(loop.lb.type)
+
     def do(self, step: Step, anchor: Operation, first: int = 0) -> None:
         """Writes a step before an operation. first: how far ahead the first of all is."""
         self.anchor, ahead, op = anchor, step.early, step.op
@@ -543,7 +586,11 @@ class _Iteration:
             v: self.last(ahead) if clamps and v is self.of.counter else self.value(v, ahead)
             for v in reads(op, self.of.body)
         }
-        there = self.exists(ahead) if self._is_guarded(step, first) else None
+        there = None
+        if self._is_guarded(step, first):
+            # a block of an array that is there is read nowhere but there
+            is_bound = isinstance(op, OF_ARRAYS) and not _is_bound_to_iteration(op, self.of.loop)
+            there = self.exists(ahead) if is_bound else self.is_counted(ahead)
         if isinstance(op, tile.Multiple) and self._may_be_none(step, first):
             mapping |= {op.arg: self._or_zero(mapping.get(op.arg, op.arg), ahead)}
         new = before(anchor, op.clone(mapping))
@@ -579,6 +626,13 @@ class _Iteration:
             # what is loaded of an array without bounds is not there where there is no iteration
             return not op.results or first > 0 and _is_unbounded(op)
         return step.end is End.GUARD
+
+
+def _most(t: Attribute) -> int:
+    """The largest number of an integer type."""
+    whole = bounds(t)
+    assert whole is not None
+    return whole.hi
 
 
 def _guarded(op: Operation, there: SSAValue) -> Operation:

@@ -51,6 +51,7 @@ from tkc.ir.values import (
     shared_type,
     terminator_of,
 )
+from tkc.passes.analysis.trips import steps_to, trips
 from tkc.passes.programs.co_resident import walked
 from tkc.passes.warpgroups.rings import group_of, ring_of, stage_of, step_of
 
@@ -293,9 +294,9 @@ class Consumer(CoResident):
         """The stages of rings that all programs read, before this one's own and behind."""
         (first, last, step), end = walked(span.loop), terminator_of(self.body)
         build = Builder(behind_all(self.body, [first, last, step, span.first, span.last]))
-        some, whole = build.lt(first, last), build.up(build.sub(span.last, span.first), step)
-        head = build.select(some, build.floordiv(build.sub(first, span.first), step), 0)
-        own = build.select(some, build.up(build.sub(last, first), step), int(span.begun))
+        some, whole = build.lt(first, last), trips(build, span.first, span.last, step)
+        head = build.select(some, steps_to(build, span.first, first, step), 0)
+        own = build.select(some, trips(build, first, last, step), int(span.begun))
         tail = build.sub(whole, build.add(head, own))
         begins: Sequence[Sequence[SSAValue]] = states
         if first is not span.first:
