@@ -472,7 +472,7 @@ def check(
 
 def default_target(kernel: Kernel) -> str:
     """The target that a seed chooses."""
-    if kernel.policy == "roles":
+    if kernel.policy == "roles" or kernel.forced:
         return "sm_90a"
     return ("sm_80", "sm_89", "sm_90a")[kernel.seed // BRIEF_TURNS % 3]
 
@@ -499,6 +499,7 @@ def variants(kernel: Kernel, target: str, thorough: bool, turn: int | None) -> I
             2 + kernel.seed % 2 if kernel.policy == "roles" and kernel.stages == 5 else None,
             each=turn != 2,
             seeds=range(4) if thorough else (kernel.seed,),
+            forced=kernel.forced,
         )
     others: set[int] = set()
     if thorough:
