@@ -18,19 +18,28 @@ Options = tuple[tuple[str, Any], ...]
 
 FEW = "tkc.minimum(tkc.maximum({0}, -3), 3)"  # numbers to multiply with, or to add again
 # M, N and K of dots; most are small, since threads are simulated
-EXTENTS = ((128, 64, 64), (128, 64, 64), (64, 64, 64), (128, 128, 64), (64, 128, 128))
+EXTENTS = (
+    *((128, 64, 64), (128, 64, 64), (64, 64, 64), (128, 128, 64), (64, 128, 128)),
+    *((128, 128, 128), (128, 256, 128)),
+)
+MOST_CHAINED = 128  # columns of a result of which a left operand is made
 MOST_DEPTH = 2  # loops and branches in one another
-# options of the launch of dots: none, what the plan would choose, or roles
-PLANS: tuple[Options, ...] = (
-    *((), (), (), (("num_stages", None),), (("num_stages", None), ("num_warps", None))),
+# options of the launch of dots: stages that fit, and roles; None leaves a choice to the plan
+STAGES: tuple[Options, ...] = (
+    *((("num_stages", None),), (("num_stages", None), ("num_warps", None))),
+    *((("num_stages", 2),), (("num_stages", 2),), (("num_stages", 3),)),
+)
+ROLES: tuple[Options, ...] = (
+    *((), (), ()),
     *((("roles", name),) for name in ("pingpong", "co_resident", "cooperative")),
 )
 ROW = 4096  # elements of a row that blocks of a cluster may share
-# options of the launch of rows
+# options of the launch of rows, beside those that let plans fit
 SPLITS: tuple[Options, ...] = (
     *((), (("num_ctas", 2),), (("num_ctas", 2),), (("num_ctas", 4),), (("row_parts", 2),)),
-    *((("row_parts", 4), ("num_ctas", 2)), (("persistent", True),), (("prefetch", True),)),
-    *((("num_ctas", 2), ("prefetch", True)), (("num_ctas", 2), ("persistent", True))),
+    *((("row_parts", 4), ("num_ctas", 2)), (("num_ctas", 2), ("prefetch", True))),
+    *((("num_ctas", 2), ("persistent", True)), (("persistent", True),), (("persistent", True),)),
+    *((("prefetch", True),),),
 )
 KEPT = "tkc.minimum(tkc.maximum({0}, -9), 9)"  # elements of rows, whose sums are exact
 SMALL = 16  # elements of a small tile
@@ -42,8 +51,8 @@ class Dots:
     arrays and numbers, the program's first row, and names of the sums.
 
     left [rows, 5 K], right [5 K, N] and another, one to transpose, first [rows, max(N, K)], out
-    [rows, 3 N], bias [5 K]; end, begin: numbers of the launch, loaded: one of memory, multiples of
-    K; held: a block of first.
+    [rows, 3 N], bias [5 K]; begin: a number of the launch, loaded: one of memory, multiples of K;
+    bounds: of loops, which mostly share them; held: a block of first.
     """
 
     random: Random
@@ -55,9 +64,9 @@ class Dots:
     first: str
     out: str
     bias: str
-    end: str
     begin: str
     loaded: str
+    bounds: tuple[str, ...]
     held: str
     row: str
     out_row: str
@@ -107,7 +116,7 @@ class SequenceWriter(LimitWriter):
         and while loops, which share few arrays and one or two sums.
         """
         r = self.limits("dots in sequence")
-        self._launch("roles", (r.choice((1, 2, 3)),), r.choice(PLANS))
+        self._launch("roles", (r.choice((1, 2, 3)),), r.choice(STAGES) + r.choice(ROLES))
         d = self._begin_dots(r)
         begun = len(self.lines)
         self._dot_steps(d, r.choice((2, 3, 4, 5)), 0, "0")
@@ -138,9 +147,20 @@ class SequenceWriter(LimitWriter):
         zeros = f"tkc.zeros(({m}, {n}))"
         for name in sums:
             self.line(f"{name} = {r.choice((zeros, zeros, f'tkc.full(({m}, {n}), 1.0)', block))}")
+        bounds = tuple(r.choices(self._bounds(begin, end, loaded, k), k=2))
         return Dots(
             *(r, shape, dtype, left, (rights[0], rights[1]), turned, first, out, bias),
-            *(end, begin, loaded, held, row, out_row, sums),
+            *(begin, loaded, bounds, held, row, out_row, sums),
+        )
+
+    @staticmethod
+    def _bounds(begin: str, end: str, loaded: str, k: int) -> tuple[str, ...]:
+        """Where loops with a step of k begin and end."""
+        return (
+            *(f"0, {end}, {k}",) * 3,
+            *(f"{begin}, {end}, {k}", f"0, {end} + {k}, {k}", f"0, {loaded}, {k}"),
+            *(f"0, p0 % 3 * {k}, {k}", f"p0 * {k}, {end}, {k}", f"{loaded}, {end}, {k}"),
+            *(f"{end} - {k}, -1, -{k}", f"0, {2 * k}, {k}", f"{k}, {k}, {k}"),
         )
 
     def _rows_of_programs(
@@ -184,22 +204,15 @@ class SequenceWriter(LimitWriter):
         self._inside(head, write)
 
     def _loop_of_steps(self, d: Dots, depth: int) -> None:
-        i, (_, _, k), end = self.fresh("k"), d.shape, d.end
-        bounds = d.random.choice(
-            (
-                *(f"0, {end}", f"0, {end}", f"{d.begin}, {end}", f"0, {end} + {k}"),
-                *(f"0, p0 % 3 * {k}", f"p0 * {k}, {end}", f"0, {2 * k}", f"{k}, {k}"),
-                *(f"0, {d.loaded}", f"{d.loaded}, {end}", f"{end} - {k}, -1, -{k}"),
-            )
-        )
-        step = "" if bounds.count(",") > 1 else f", {k}"
-        self._steps_inside(d, f"for {i} in tkc.range({bounds}{step}):", depth, i)
+        i = self.fresh("k")
+        self._steps_inside(d, f"for {i} in tkc.range({d.random.choice(d.bounds)}):", depth, i)
 
-    def _left(self, d: Dots, place: str) -> str:
+    def _left(self, d: Dots, place: str, columns: int) -> str:
         m, _, k = d.shape
-        loaded = f"tkc.load({d.left}, ({d.row}, {place}), ({m}, {k}))"
-        same = f"tkc.load({d.first}, ({d.row}, 0), ({m}, {k}))"
-        return d.random.choice((loaded, loaded, loaded, same, d.held, d.held))
+        loaded = f"tkc.load({d.left}, ({d.row}, {place}), ({m}, {columns}))"
+        same = f"tkc.load({d.first}, ({d.row}, 0), ({m}, {columns}))"
+        held = d.held if columns == k else same
+        return d.random.choice((loaded, loaded, loaded, same, held, held))
 
     def _right(self, d: Dots, place: str, rows: int) -> str:
         n, (one, other) = d.shape[1], d.rights
@@ -211,9 +224,9 @@ class SequenceWriter(LimitWriter):
     def _next_dot(self, d: Dots, place: str) -> None:
         """A dot that a sum takes, or that is made of it."""
         name, (_, n, k), kind = d.random.choice(d.sums), d.shape, d.random.random()
-        if kind < 0.9:
-            left, right = self._left(d, place), self._right(d, place, k)
-        if kind < 0.7:
+        depth = d.random.choice((k, k, k, k, k, k // 2))
+        left, right = self._left(d, place, depth), self._right(d, place, depth)
+        if kind < 0.7 or n > MOST_CHAINED:
             self.line(f"{name} = tkc.dot({left}, {right}, {name})")
         elif kind < 0.8:
             self.line(f"{name} += tkc.dot({left}, {right}) * 0.5")
@@ -255,7 +268,8 @@ class SequenceWriter(LimitWriter):
         not, beside small tiles of them; some of the arrays are one in memory.
         """
         r = self.limits("rows at places")
-        self._launch("large", (r.choice((1, 2, 2)),), r.choice(SPLITS))
+        fitting = ("num_warps", r.choice((4, 4, 8))), ("num_stages", r.choice((2, 3)))
+        self._launch("large", (r.choice((1, 2, 2)),), fitting + r.choice(SPLITS))
         dtype, each = r.choice(("float32", "float32", "float32", "bfloat16")), r.choice((1, 1, 2))
         shape = (self.programs * each, ROW)
         arrays = [self._array("w", dtype, shape, 2) for _ in range(2)]
@@ -273,7 +287,7 @@ class SequenceWriter(LimitWriter):
         self.line(f"{rows.value} = {self._row(arrays[0], 'p0', '0')}")
         for _ in range(r.choice((3, 4, 5, 6))):
             self._next_row(rows, None)
-        total = f"{rows.value} + tkc.sum({rows.value}, axis=1)[:, None] % 5"
+        total = f"{rows.value} + {FEW.format(f'tkc.sum({rows.value}, axis=1)[:, None]')}"
         self._store_row(arrays[2], "p0", "0", KEPT.format(total), dtype)
 
     @staticmethod
@@ -296,15 +310,15 @@ class SequenceWriter(LimitWriter):
         if kind < 0.3:
             self.line(f"{v} = {KEPT.format(f'{v} + {self._row(array, row, column)}')}")
         elif kind < 0.5:
-            reduced = f"tkc.{r.choice(('sum', 'max', 'min'))}({v}, axis=1)[:, None] % 5"
-            self.line(f"{v} = {KEPT.format(f'{v} + {reduced}')}")
+            reduced = f"tkc.{r.choice(('sum', 'max', 'min'))}({v}, axis=1)[:, None]"
+            self.line(f"{v} = {KEPT.format(f'{v} + {FEW.format(reduced)}')}")
         elif kind < 0.72:
             self._store_row(array, row, column, v, dtype)
         elif kind < 0.8:
             total = f"tkc.sum({self._row(any_array, 'p0', '0', SMALL)}, axis=1)[:, None]"
-            self.line(f"{v} = {KEPT.format(f'{v} + {total} % 5')}")
+            self.line(f"{v} = {KEPT.format(f'{v} + {total}')}")
         elif kind < 0.86:
-            more = r.choice(("1", f"tkc.sum({v}, axis=1)[:, None] % 5"))
+            more = r.choice(("1", f"tkc.sum({v}, axis=1)[:, None]"))
             few = KEPT.format(f"{self._row(rows.small, 'p0', '0', SMALL // 2)} + {more}")
             self._store_row(any_array, "p0", r.choice(("0", "8")), few, dtype)
         elif index is None:
