@@ -23,6 +23,7 @@ EXTENTS = (
     *((128, 128, 128), (128, 256, 128)),
 )
 MOST_CHAINED = 128  # columns of a result of which a left operand is made
+AGAIN = 0.4  # of kernels that begin with a loop that they have twice
 MOST_DEPTH = 2  # loops and branches in one another
 # options of the launch of dots: stages that fit, and roles; None leaves a choice to the plan
 STAGES: tuple[Options, ...] = (
@@ -119,7 +120,9 @@ class SequenceWriter(LimitWriter):
         self._launch("roles", (r.choice((1, 2, 3)),), r.choice(STAGES) + r.choice(ROLES))
         d = self._begin_dots(r)
         begun = len(self.lines)
-        self._dot_steps(d, r.choice((2, 3, 4, 5)), 0, "0")
+        if r.random() < AGAIN:
+            self._loop_again(d)
+        self._dot_steps(d, r.choice((1, 2, 3, 4)), 0, "0")
         if not any("tkc.dot(" in text for text in self.lines[begun:]):
             self._next_dot(d, "0")
         m, n, _ = d.shape
@@ -206,6 +209,15 @@ class SequenceWriter(LimitWriter):
     def _loop_of_steps(self, d: Dots, depth: int) -> None:
         i = self.fresh("k")
         self._steps_inside(d, f"for {i} in tkc.range({d.random.choice(d.bounds)}):", depth, i)
+
+    def _loop_again(self, d: Dots) -> None:
+        """A loop, dots, and the same loop."""
+        begin = len(self.lines)
+        self._loop_of_steps(d, 0)
+        loop = self.lines[begin:]
+        for _ in range(d.random.choice((1, 1, 2))):
+            self._next_dot(d, "0")
+        self.lines += loop
 
     def _left(self, d: Dots, place: str, columns: int) -> str:
         m, _, k = d.shape
