@@ -49,6 +49,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_field
 from math import lcm, prod
+from typing import TypeGuard
 
 from xdsl.dialects import scf
 from xdsl.dialects.builtin import ModuleOp, i32, i64
@@ -188,14 +189,10 @@ def _divide_apart(kernel: tile.Kernel) -> None:
     for op in list(kernel.walk()):
         if not isinstance(op, ew.Elementwise) or op.fn.name != "floordiv":
             continue
-        if not is_integer(element_of(op.result.type)):
-            continue
         (shown, divisors), count = op.args, constant(op.args[1])
         view = defining_op(shown, tile.Reshape)
         whole = shown.owner if view is None else view.arg.owner
-        if not isinstance(whole, ew.Elementwise) or whole.fn.name != "add" or not count:
-            continue
-        if ranges.overflow(whole) is not Overflow.NEVER:
+        if not _is_sum(whole, ranges) or not count:
             continue
         for scalar, rest in (whole.args, tuple(reversed(whole.args))):
             number = scalar.owner.arg if isinstance(scalar.owner, tile.Splat) else None
@@ -209,6 +206,16 @@ def _divide_apart(kernel: tile.Kernel) -> None:
                 behind = build(ew.CLASSES["floordiv"](rest, divisors))
                 replace(op, [build.add(first, behind)])
                 break
+
+
+def _is_sum(op: Operation | BasicBlock, ranges: Ranges) -> TypeGuard[ew.Elementwise]:
+    """Whether an operation adds integers, and does not wrap."""
+    return (
+        isinstance(op, ew.Elementwise)
+        and op.fn.name == "add"
+        and is_integer(element_of(op.result.type))
+        and ranges.overflow(op) is Overflow.NEVER
+    )
 
 
 def _take_remainders(kernel: tile.Kernel) -> None:

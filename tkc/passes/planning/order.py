@@ -200,29 +200,43 @@ def is_at_beginning(op: Operation) -> bool:
 def keep_in_order(
     kernel: tile.Kernel, loads: Sequence[Operation], options: LaunchOptions, overlaps: Overlaps
 ) -> bool:
-    """What is done about loads whose program may have written what they read, or what says where it
-    is: copies wait for stores, as the result says, where they can; the other loads are marked, and
-    no copy makes them early.
+    """What is done about loads whose program may write what they read, or what says where they are
+    and whether they are made: copies wait for stores, as the result says, where they can; the other
+    loads are marked, and no copy makes them early.
     """
-    blocks = [op for op in loads if isinstance(op, tile.Load)]
     changed = {op for op in operations_in(kernel, LOADS) if not unwritten(op, overlaps)}
+    if not changed:
+        return False
     waits = False
-    for op in blocks:
-        steered_by = changed.intersection(sources(ways_to(op))) if changed else set()
-        moved_by = changed.intersection(sources(op.operands)) if changed else set()
-        moves = steered_by or moved_by
-        if BY_CONSUMERS in op.attributes or not (moves or written_before(op, overlaps)):
+    for op in loads:
+        if not isinstance(op, tile.Load) or BY_CONSUMERS in op.attributes:
             continue
-        if (
-            not steered_by
-            and _stores_can_be_awaited(op, kernel, options)
-            and all(_is_read_beside(read, op) for read in moved_by)
-            and not any(_is_stored_before(op, read, overlaps) for read in (op, *moved_by))
-        ):
+        steered = not changed.isdisjoint(sources(ways_to(op)))
+        moved_by = changed.intersection(sources(op.operands))
+        if not (steered or moved_by or written_before(op, overlaps)):
+            continue
+        if not steered and _can_wait(op, moved_by, kernel, options, overlaps):
             waits = True
         else:
-            load_by_consumers(op, Why.MOVED if moves else Why.WRITTEN)
+            load_by_consumers(op, Why.MOVED if steered or moved_by else Why.WRITTEN)
     return waits
+
+
+def _can_wait(
+    load: tile.Load,
+    moved_by: Collection[Operation],
+    kernel: tile.Kernel,
+    options: LaunchOptions,
+    overlaps: Overlaps,
+) -> bool:
+    """Whether copies of a load can wait for what its program stores, there or to the numbers that
+    say where it is.
+    """
+    return (
+        _stores_can_be_awaited(load, kernel, options)
+        and all(_is_read_beside(read, load) for read in moved_by)
+        and not any(_is_stored_before(load, read, overlaps) for read in (load, *moved_by))
+    )
 
 
 def _is_read_beside(read: Operation, load: tile.Load) -> bool:
