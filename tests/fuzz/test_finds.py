@@ -328,9 +328,9 @@ def test_quotients_of_sums_that_wrap(monkeypatch):
         def overflow(self, op):
             return ranges.Overflow.NEVER
 
-    assert found(None, [2849]) is None
+    assert found(None, [10944]) is None
     monkeypatch.setattr(raise_pointers, "Ranges", NeverWrapping)
-    failure = found(None, [2849])
+    failure = found(None, [10944])
     assert failure is not None and failure.kind == "wrong"
 
 
