@@ -36,6 +36,8 @@ from tkc.passes.programs import split_k
 from tkc.passes.raised import arrays, writing
 from tkc.passes.schedule import expand
 from tkc.passes.warpgroups import (
+    carried_dots,
+    consuming,
     epilogue_stores,
     in_flight,
     numbers_of_tiles,
@@ -122,6 +124,8 @@ FOUND_LATER = {
     "arrays that programs at once write": (sharing, "_apart_by_loop", "", "roles", 884),
     "a program behind the last one": (programs, "unwritten", True, "roles", 20778),
     "sums that are read while they grow": (in_flight, "sources", set(), None, 3002524),
+    "rows that move by less than a row": (streaming, "_moves_by_less", False, None, 2007),
+    "rows that a loop reads again": (streaming, "_loops_round", (), None, 2007),
 }
 
 
@@ -324,9 +328,9 @@ def test_quotients_of_sums_that_wrap(monkeypatch):
         def overflow(self, op):
             return ranges.Overflow.NEVER
 
-    assert found(None, [2849]) is None
+    assert found(None, [10944]) is None
     monkeypatch.setattr(raise_pointers, "Ranges", NeverWrapping)
-    failure = found(None, [2849])
+    failure = found(None, [10944])
     assert failure is not None and failure.kind == "wrong"
 
 
@@ -344,3 +348,36 @@ def test_numbers_that_say_how_often_roles_copy(monkeypatch):
     monkeypatch.setattr(order, "ways_to", lambda op: ())
     failure = found("roles", [1024])
     assert failure is not None and failure.kind == "Violation"
+
+
+def test_dots_that_run_on_in_rings_of_one_stage(monkeypatch):
+    """They released it behind the wait for what comes into it next."""
+    assert found(None, [306]) is None
+
+    def may_run_on(stages, block):
+        return all(where is block for *_, where in stages)
+
+    for module in (carried_dots, consuming):
+        monkeypatch.setattr(module, "may_run_on", may_run_on)
+    failure = found(None, [306])
+    assert failure is not None and "deadlock" in failure.message
+
+
+def test_last_readers_in_loops_that_are_written_anew(monkeypatch):
+    """They were known by the numbers of stages, and the loop then had others."""
+    assert found(None, [1389]) is None
+
+    class Numbered(consuming.Overlap):
+        def _note_readers(self):
+            super()._note_readers()
+            self.numbers = [(self.rings[s.ring].full, s.index[0], dot) for s, dot in self.readers]
+
+        def _last_reader(self, ring, number):
+            read = (
+                dot for full, n, dot in reversed(self.numbers) if (full, n) == (ring.full, number)
+            )
+            return next(read, None)
+
+    monkeypatch.setattr(consuming, "Overlap", Numbered)
+    failure = found(None, [1389])
+    assert failure is not None and "deadlock" in failure.message

@@ -139,7 +139,28 @@ def stepped(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
         tkc.store(o, (i * M, 1), x + i)
 
 
+def begun(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
+    """A branch without a dot gives what the sum begins with."""
+    x = tkc.zeros((M, N), c.dtype)
+    if o.shape[0] > 3:
+        x += tkc.load(c, (1, 0), (None, N))[None, :]
+    tkc.store(o, (1, 2), tkc.dot(tkc.load(a, (0, 0), (M, K)), tkc.load(b, (0, 0), (K, N)), x))
+
+
+def begun_outside(a, b, c, o, M: tkc.constexpr, N: tkc.constexpr, K: tkc.constexpr):
+    """A branch gives what the sums of a loop begin with, which the loop does not carry."""
+    x = tkc.zeros((M, N), c.dtype)
+    if o.shape[0] > 3:
+        x += tkc.load(c, (1, 0), (None, N))[None, :]
+    for k in tkc.range(0, K, 16):
+        y = tkc.dot(tkc.load(a, (0, k), (M, 16)), tkc.load(b, (k, 0), (16, N)), x)
+        tkc.store(o, (1, 2), y * k)
+
+
 CASES = [
+    (begun, 128, 64, 32, tkc.bfloat16, "sm_90a"),
+    (begun, 50, 48, 16, tkc.float32, "sm_80"),
+    (begun_outside, 128, 64, 32, tkc.bfloat16, "sm_89"),
     (everything, 128, 160, 16, tkc.float32, "sm_80"),
     (both_ways, 100, 30, 16, tkc.float32, "sm_80"),
     (both_ways, 128, 64, 32, tkc.bfloat16, "sm_90a"),

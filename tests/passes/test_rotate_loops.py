@@ -108,6 +108,19 @@ def carried(q, k, v, u, sums, BM: tkc.constexpr, BN: tkc.constexpr, D: tkc.const
     tkc.store(sums, (m,), run_ + shift)
 
 
+def nested(q, k, v, u, BM: tkc.constexpr, BN: tkc.constexpr, D: tkc.constexpr):
+    """Dots that may be late in a loop, and in the one round it."""
+    m = tkc.program_id(0) * BM
+    qi, total, other = tkc.load(q, (m, 0), (BM, D)), tkc.zeros((BM, D)), tkc.zeros((BM, D))
+    for n in tkc.range(0, k.shape[0], BN):
+        for i in tkc.range(0, k.shape[0], BN):
+            total = tkc.dot(qi, tkc.load(k, (i, 0), (BN, D)), total)
+            total = tkc.dot(tkc.minimum(total, 3).to(q.dtype), tkc.load(v, (i, 0), (BN, D)))
+        total = tkc.dot(qi, tkc.load(k, (n, 0), (BN, D)), total)
+        other = tkc.dot(tkc.minimum(other + 1, 3).to(q.dtype), tkc.load(v, (n, 0), (BN, D)))
+    tkc.store(u, (m, 0), total + other)
+
+
 def normal(*shape, seed=0):
     """Rows of a larger array: strides are those of its rows where there are none."""
     whole = (np.random.default_rng(seed).standard_normal([n or 1 for n in shape]) * 0.5).astype(
@@ -168,6 +181,15 @@ KERNELS = {
             normal(64 * n, D, seed=2),
             np.full((64, D), np.nan, np.float32),
             np.full(64, np.nan, np.float32),
+        ],
+    ),
+    "nested": (
+        lambda: traced(nested, *(b,) * 3, f, BM=64, BN=64, D=D),
+        lambda n: [
+            normal(64, D),
+            normal(64 * n, D, seed=1),
+            normal(64 * n, D, seed=2),
+            np.full((64, D), np.nan, np.float32),
         ],
     ),
 }

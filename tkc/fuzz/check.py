@@ -51,6 +51,12 @@ class Failure:
     def __str__(self) -> str:
         return f"{self.stage}: {self.kind}: {self.message}"
 
+    def under(self, forced: tuple[tuple[str, Any], ...]) -> Failure:
+        """The failure where these options are asked for: they may be refused for any reason."""
+        if forced and self.kind == "refused for no reason":
+            return replace(self, kind="refused")
+        return self
+
 
 def arguments(kernel: Kernel) -> Arguments:
     """The arguments as a launch hands them on: strides of axes of one element are those of a dense
@@ -300,9 +306,7 @@ class Comparison:
         not run again: it would do the same. What is forced may be refused for any reason.
         """
         for failure in self._passes(variant):
-            if variant.forced and failure.kind == "refused for no reason":
-                failure = replace(failure, kind="refused")
-            yield failure
+            yield failure.under(variant.forced)
 
     def _passes(self, variant: Variant) -> Iterator[Failure]:
         module, context = self.module.clone(), variant.context(self.overlaps)
@@ -472,7 +476,7 @@ def check(
 
 def default_target(kernel: Kernel) -> str:
     """The target that a seed chooses."""
-    if kernel.policy == "roles":
+    if kernel.policy == "roles" or kernel.forced:
         return "sm_90a"
     return ("sm_80", "sm_89", "sm_90a")[kernel.seed // BRIEF_TURNS % 3]
 
@@ -499,6 +503,7 @@ def variants(kernel: Kernel, target: str, thorough: bool, turn: int | None) -> I
             2 + kernel.seed % 2 if kernel.policy == "roles" and kernel.stages == 5 else None,
             each=turn != 2,
             seeds=range(4) if thorough else (kernel.seed,),
+            forced=kernel.forced,
         )
     others: set[int] = set()
     if thorough:

@@ -146,7 +146,7 @@ def check(kernel: Kernel) -> list[Failure]:
     names = kernel.names()
     function = tkc.jit(names["kernel"])
     constants = {n: eval(text, names) for n, text in kernel.constants.items()}
-    options = {"num_warps": kernel.warps, "num_stages": kernel.stages}
+    options = {"num_warps": kernel.warps, "num_stages": kernel.stages, **dict(kernel.forced)}
 
     def run(values: list[Any]) -> None:
         launched(
@@ -156,4 +156,4 @@ def check(kernel: Kernel) -> list[Failure]:
         )
 
     failure = comparison.run("device", run)
-    return [failure] if failure else []
+    return [failure.under(kernel.forced)] if failure else []

@@ -93,7 +93,7 @@ class ArraySpec:
 class Kernel:
     """What a seed gives. `source` defines `kernel`; `arguments()` makes its arguments afresh,
     always the same. constants: of compile-time parameters, each an expression of the names that
-    `source` defines.
+    `source` defines. forced: options of its launch, in whose place a plan may refuse.
     """
 
     seed: int
@@ -105,6 +105,7 @@ class Kernel:
     warps: int | None
     stages: int
     constants: dict[str, str] = field(default_factory=dict)
+    forced: tuple[tuple[str, Any], ...] = ()
     filename: str = field(init=False)
 
     def __post_init__(self) -> None:

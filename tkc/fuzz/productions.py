@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 
 from tkc.fuzz.grammar import WHOLE, Kernel, Tile
-from tkc.fuzz.limit_productions import LimitWriter
+from tkc.fuzz.sequence_productions import SequenceWriter
 from tkc.fuzz.value_productions import COMPARE
 
 MOST_CARRIED = 24  # the greatest number that a loop carries into its first iteration
@@ -18,10 +18,11 @@ OLD_SHARE = 0.04  # of those that use what atomics have found
 SHARED_SHARE = 0.03  # of those whose programs have one result together
 STORED_SHARE = 0.05  # of those that store where they have stored, or read
 HASHED_SHARE = 0.1  # of those that compute numbers that wrap
+SEQUENCE_SHARE = 0.06  # of those of dots in sequence alone
 LIMIT_SHARE = 0.04  # of those of each production at the limits of what passes may believe
 
 
-class KernelWriter(LimitWriter):
+class KernelWriter(SequenceWriter):
     """Writes whole kernels."""
 
     def rebind(self, t: Tile, most: int) -> None:
@@ -174,6 +175,43 @@ class KernelWriter(LimitWriter):
 def kernel(seed: int, policy: str | None = None, steps: int | None = None) -> Kernel:
     """The kernel of a seed; policy and steps (statements) instead of the seed's own."""
     w = KernelWriter(seed, policy, steps)
+    if not _alone(w):
+        _several(w)
+    has_roles = w.policy == "roles"
+    return Kernel(
+        seed,
+        w.policy,
+        _source(w),
+        list(w.arrays),
+        w.numbers | w.extra_numbers | w.strides,
+        w.grid,
+        w.pick((None, None, 4, 8) if has_roles else (None, 1, 2, 4, 4, 8)),
+        w.pick((1, 2, 2, 3, 4, 5)),
+        w.constants,
+        w.forced,
+    )
+
+
+def _is_drawn(name: str, seed: int, share: float) -> bool:
+    """Whether a seed has a rare production; apart, so that other kernels stay what they were."""
+    return Random(f"{name} {seed}").random() < share
+
+
+def _alone(w: KernelWriter) -> bool:
+    """Writes a production that stands alone where the seed has one; whether it has."""
+    for name, share, write in (
+        # by names that leave the kernels of tests what they were
+        ("a kernel: dots in sequence", SEQUENCE_SHARE, w.dots_in_sequence),
+        ("a kernel: rows at places", LIMIT_SHARE, w.rows_at_places),
+    ):
+        if _is_drawn(name, w.seed, share):
+            write()
+            return True
+    return False
+
+
+def _several(w: KernelWriter) -> None:
+    """Writes statements of all kinds, then rare ones, and stores results."""
     has_roles = w.policy == "roles"
     if has_roles:
         w.dot_loop()
@@ -201,24 +239,13 @@ def kernel(seed: int, policy: str | None = None, steps: int | None = None) -> Ke
         ("near limits: inline text", LIMIT_SHARE, w.inline_text),
     )
     for name, share, write in rare:
-        if Random(f"{name} {seed}").random() < share:  # apart: other kernels stay what they were
+        if _is_drawn(name, w.seed, share):
             write()
     results = [v for v in w.pool if v.shape or w.chance(0.5)][-4:]
     for t in w.random.sample(results, min(len(results), 3)):
         w.store(t)
     if not results:
         w.store()
-    return Kernel(
-        seed,
-        w.policy,
-        _source(w),
-        list(w.arrays),
-        w.numbers | w.extra_numbers | w.strides,
-        w.grid,
-        w.pick((None, None, 4, 8) if has_roles else (None, 1, 2, 4, 4, 8)),
-        w.pick((1, 2, 2, 3, 4, 5)),
-        w.constants,
-    )
 
 
 def _source(w: KernelWriter) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from math import prod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tkc.fuzz.grammar import (
     FLOATS,
@@ -57,6 +57,7 @@ class SourceWriter:
         self.definitions: list[str] = []
         self.constants: dict[str, str] = {}
         self.extra_numbers: dict[str, int] = {}  # that only some productions read
+        self.forced: tuple[tuple[str, Any], ...] = ()  # options of the launch
         self.strides: dict[str, int] = {}  # likewise, of arrays whose rows are far apart
         self.numbers = {f"n{i}": self.random.choice((0, 1, 2, 3, 4, 5, 16)) for i in range(2)}
         self.grid: tuple[int, ...] = self.random.choice(((1,), (1,), (2,), (3, 2), (1, 1, 2)))

@@ -47,7 +47,7 @@ from xdsl.ir import Operation, SSAValue
 from tkc.ir import tile
 from tkc.ir.elementwise import Cast
 from tkc.ir.plan import Plan, number_of
-from tkc.ir.rewrite import before
+from tkc.ir.rewrite import before, loops_of
 from tkc.ir.types import TileType, is_float
 from tkc.ir.values import operations_in, owner_op, terminator_of, tile_type, yielded_by
 from tkc.passes import PassContext
@@ -71,13 +71,13 @@ def run(module: ModuleOp, context: PassContext) -> None:
         return
     machine = WarpCosts(context.target, context.plan.warps, context.plan.roles != "one")
     for kernel in module.body.block.ops:
-        for loop in operations_in(kernel, scf.ForOp):
+        for loop in _inside_out(kernel):
             dots = [
                 op
                 for op in loop.body.block.ops
                 if isinstance(op, tile.Dot) and number_of(op) in context.plan.rotate
             ]
-            if not dots:
+            if not dots or _holds_rotated(loop):
                 continue
             anatomy = LoopGraph(loop, context.overlaps)
             late = anatomy.late(dots)
@@ -91,6 +91,19 @@ def run(module: ModuleOp, context: PassContext) -> None:
                 f"rotate-loops: a dot of {shape(dot)} runs beside the next iteration's"
                 for dot in dots
             ]
+
+
+def _inside_out(kernel: tile.Kernel) -> list[scf.ForOp]:
+    """The loops of a kernel, those in others before these: what is written anew holds none that are
+    still to be.
+    """
+    loops = operations_in(kernel, scf.ForOp)
+    return sorted(loops, key=lambda loop: len(loops_of(loop)), reverse=True)
+
+
+def _holds_rotated(loop: scf.ForOp) -> bool:
+    """Whether a loop in another is rotated, which gains more: it runs in each iteration."""
+    return any(BEGUN in op.attributes for op in loop.walk() if op is not loop)
 
 
 def _order_dots(kernel: tile.Kernel, context: PassContext) -> None:

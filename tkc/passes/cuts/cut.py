@@ -44,6 +44,7 @@ class Cut:
     needs: values, and axes, of which parts are made although they stay whole for other uses.
     reductions: reductions along the axis; each part's is joined to those of the parts before.
     scans: of a cut back, scans along the axis: each part's goes on from the parts before.
+    carriers: loops that carry parts and branches that yield them, whether they hold frames or not.
     delayed: operations that wait for these, and stand before the last operation that is cut.
     loads_first: whether a part makes its loads before it stores anything.
     ops: of a cut forward, the operations of `block` that are cut, in order, loops and branches
@@ -60,6 +61,7 @@ class Cut:
         self.needs: dict[tuple[SSAValue, int], None] = {}
         self.reductions: list[tile.Reduce] = []
         self.scans: dict[tile.Scan, None] | None = None
+        self.carriers: dict[Operation, None] = {}
         self.delayed: list[Operation] = []
         self.loads_first = False
         self.forward = forward  # whether loops may carry parts
@@ -99,9 +101,10 @@ class Cut:
     def _gathered(self, overlaps: Overlaps) -> Cut:
         """The same of a cut forward, with its operations. Raises NotCut."""
         carrying = [v.owner.parent_op() for v in self.axes if isinstance(v, BlockArgument)]
-        cut = [*self.frames, *(op for op in carrying if op is not None)]
+        written = self.frames | self.carriers
+        cut = [*written, *(op for op in carrying if op is not None)]
         self.block = min(map(block_of, cut), key=_depth)
-        self.ops = [op for op in self.block.ops if any(x in self.frames for x in op.walk())]
+        self.ops = [op for op in self.block.ops if any(x in written for x in op.walk())]
         self.inside = {inner for op in self.ops for inner in op.walk()}
         self._check_nesting()
         self._delay()
@@ -150,6 +153,7 @@ class Cut:
             raise NotCut
         if op.results[index] in self.axes:
             return
+        self.carriers[op] = None
         self._force(op.results[index], axis)
         if isinstance(op, scf.ForOp):
             self._force(op.body.block.args[1 + index], axis)
@@ -218,7 +222,7 @@ class Cut:
 
     def _check_nesting(self) -> None:
         """Only counted loops and branches stand between the block and what is cut."""
-        for op in self.frames:
+        for op in (*self.frames, *self.carriers):
             around: Operation | None = op
             while around is not None and around.parent is not self.block:
                 around = around.parent_op()
