@@ -323,3 +323,18 @@ def promised_blocks(x, rows, o, depth, m):
 @pytest.mark.parametrize("m", [12, 17])
 def test_an_iteration_that_does_not_exist_promises_nothing(m):
     compared(promised_blocks, m=m)
+
+
+def beside_the_first(x, rows, o, depth, first, end):
+    """Rows that are near the first one, whatever its number is."""
+    r, c, acc = tkc.arange(N), tkc.arange(N), tkc.zeros((N, N))
+    for at in tkc.range(first, end):
+        place = (at - first) * N + r
+        block = tkc.load(x.ptr + place[:, None] * x.strides[0] + c[None, :])
+        acc = tkc.dot(block, block.T, acc)
+    tkc.store(o, (0, 0), acc)
+
+
+@pytest.mark.parametrize("first", [0, 2**27 + 3, 2**31 - 5])
+def test_a_difference_of_large_numbers_is_small(first):
+    compared(beside_the_first, first=first, end=first + 3)

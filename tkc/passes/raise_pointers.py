@@ -616,8 +616,16 @@ class _Recognition:
         for axis in sorted(set(strides) - set(starts), key=lambda a: _coarseness(strides[a])):
             start, offset = self._divided(offset, strides[axis])
             host = self._known_part(start)  # the array itself can begin there
+            if not self._fits_alone(start - host):
+                host = Polynomial()
             starts[axis], offset = start - host, offset + host * strides[axis]
         return starts, bounds, offset
+
+    def _fits_alone(self, start: Polynomial) -> bool:
+        """Whether 32 bits hold a part of a number that they hold."""
+        return self.forms.is_narrow(start) or all(
+            self.scalars.fits(monomial, coefficient) for monomial, coefficient in start.terms
+        )
 
     def _divided(self, offset: Polynomial, stride: Polynomial) -> tuple[Polynomial, Polynomial]:
         """Start along an axis, and the rest of the offset. A stride that is a number divides all

@@ -301,6 +301,16 @@ class Scalars:
         """Whether the host can compute it."""
         return all(host_value(self.atoms[a]) is not None for a in polynomial.atoms)
 
+    def fits(self, monomial: Monomial, coefficient: int) -> bool:
+        """Whether 32 bits hold a term, whatever its numbers are."""
+        least = most = coefficient
+        for atom in monomial:
+            known = self.ranges.known(self.atoms[atom])
+            corners = [x * y for x in (least, most) for y in (known.lo, known.hi)]
+            least, most = min(corners), max(corners)
+        whole = bounds(i32)
+        return whole is not None and whole.lo <= least and most <= whole.hi
+
     def divisor(self, polynomial: Polynomial) -> int:
         """The largest known divisor; 0 of 0."""
         found = 0

@@ -8,7 +8,7 @@ from functools import partial, reduce
 from math import gcd, lcm
 
 from xdsl.dialects.builtin import UnitAttr, i1, i32, i64
-from xdsl.ir import BlockArgument, Operation, SSAValue
+from xdsl.ir import Attribute, BlockArgument, Operation, SSAValue
 
 from tkc.ir import elementwise as ew
 from tkc.ir import tile
@@ -379,11 +379,28 @@ class Writer:
         self, polynomial: Polynomial, build: Builder, at_entry: bool, wide: bool = False
     ) -> SSAValue:
         """Operations that compute a polynomial, of 64 bits where that is asked for or an atom or a
-        number has them, else of 32.
+        number has them, else of 32: by 64, where 32 hold it but not each part.
         """
         wide |= any(self.scalars.atoms[a].type == i64 for a in polynomial.atoms)
         wide |= any(abs(coefficient) >= ROWS_BEFORE for _, coefficient in polynomial.terms)
-        t = i64 if wide else i32
+        if wide or not self._has_large_parts(polynomial):
+            return self._sum_of(polynomial, build, at_entry, i64 if wide else i32)
+        return build(ew.Cast(self._sum_of(polynomial, build, at_entry, i64), i32))
+
+    def _has_large_parts(self, polynomial: Polynomial) -> bool:
+        """Whether a product of a sum may wrap alone: one that the kernel does not compute."""
+        products = [(m, c) for m, c in polynomial.terms if m and abs(c) > 1]
+        if len(polynomial.terms) < 2 or not products:
+            return False
+        computed = {p.terms for v, p in self.scalars.known.items() if v.type == i32}
+        return any(
+            (product,) not in computed and not self.scalars.fits(*product) for product in products
+        )
+
+    def _sum_of(
+        self, polynomial: Polynomial, build: Builder, at_entry: bool, t: Attribute
+    ) -> SSAValue:
+        """Operations of a type that compute a polynomial."""
         total: SSAValue | None = None
         for monomial, coefficient in polynomial.terms:
             term: SSAValue | None = None
