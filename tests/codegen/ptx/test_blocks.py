@@ -10,11 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tkc
+from tests.language.kernels import array, traced
 from tkc.codegen.ptx.emit import emit
+from tkc.fuzz.check import Comparison, Variant
 from tkc.ir.dtypes import BY_NUMPY
 from tkc.ir.layout import blocked
 from tkc.ir.target import target
 from tkc.ir.text import parse
+from tkc.language.signature import ScalarArgument
 from tkc.sim.ptx import run
 
 
@@ -173,3 +177,40 @@ def test_a_loop_through_an_extent_asks_no_questions():
     assert np.array_equal(
         run(program, [x, np.zeros((16, 32), np.float32)])[1], x.reshape(16, 3, 32).sum(1)
     )
+
+
+def loaded(x, o, n):
+    tkc.store(o, (0,), tkc.load(x, (n,), (128,)))
+
+
+def loaded_in_steps(x, o, n):
+    tkc.store(o, (0,), tkc.load(x, (n * (1 << 16),), (128,)))
+
+
+def stored(x, o, n):
+    tkc.store(o, (n,), tkc.load(x, (0,), (128,)) + 1)
+
+
+@pytest.mark.parametrize(
+    "kernel, n",
+    [
+        *((loaded, n) for n in (2, (1 << 31) - 100, (1 << 31) - 1)),
+        *((loaded_in_steps, n) for n in (0, 1 << 15, (1 << 15) + 1)),
+        *((stored, n) for n in (2, (1 << 31) - 100, (1 << 31) - 1)),
+    ],
+)
+@pytest.mark.parametrize("extent", [5, 8])
+def test_a_block_that_reaches_beyond_32_bits_is_outside(kernel, n, extent):
+    """Places behind 2^31 are negative numbers of 32 bits, which lie before the end of any array."""
+    number = ScalarArgument(tkc.int32, 1, nonnegative=True)
+    module = traced(kernel, array(tkc.float32), array(tkc.float32), number)
+    given = {"x": np.arange(1, extent + 1, dtype=np.float32), "o": np.zeros(128, np.float32)}
+    if kernel is stored:
+        given["o"] = np.zeros(extent, np.float32)
+
+    def make() -> dict:
+        return {name: a.copy() for name, a in given.items()} | {"n": n}
+
+    comparison = Comparison(module, make, (1,))
+    found = [comparison.cpu(), *comparison.passes(Variant("sm_80", 1, 1))]
+    assert not [failure for failure in found if failure is not None]
