@@ -214,3 +214,46 @@ def test_a_block_that_reaches_beyond_32_bits_is_outside(kernel, n, extent):
     comparison = Comparison(module, make, (1,))
     found = [comparison.cpu(), *comparison.passes(Variant("sm_80", 1, 1))]
     assert not [failure for failure in found if failure is not None]
+
+
+def made(x, o, s, n, m):
+    y = tkc.array(x.ptr, tkc.float32, (n,))
+    tkc.store(o, (0,), tkc.load(y, (m,), (16,)))
+    tkc.store(s, (0,), tkc.full((1,), 1, tkc.int64) * y.shape[0])
+
+
+def made_to_write(x, o, s, n, m):
+    y = tkc.array(o.ptr, tkc.float32, (n,))
+    tkc.store(y, (m,), tkc.load(x, (0,), (16,)))
+
+
+def chosen(x, o, s, n, m):
+    y = tkc.array(x.ptr, tkc.float32, (n,))
+    if m >= 0:
+        y = tkc.array(x.ptr + 1, tkc.float32, (n - 1,))
+    tkc.store(o, (0,), tkc.load(y, (0,), (16,)))
+    tkc.store(s, (0,), tkc.full((1,), 1, tkc.int64) * y.shape[0])
+
+
+def rows_of(x, o, s, n, m):
+    y = tkc.array(x.ptr, tkc.float32, (n, 8), (8, 1))
+    tkc.store(o, (0,), tkc.load(y, (m, 0), (2, 8)).reshape(16))
+
+
+@pytest.mark.parametrize("kernel", [made, made_to_write, chosen, rows_of])
+@pytest.mark.parametrize("dtype", [tkc.int32, tkc.int64], ids=str)
+@pytest.mark.parametrize("n", [-(1 << 32) + 9, -1, 3, (1 << 31) + 5, (1 << 32) + 5])
+def test_an_array_has_the_extents_it_is_made_with(kernel, dtype, n):
+    """Extents beyond 32 bits keep all of them; with fewer elements than none there are none."""
+    if dtype is tkc.int32 and abs(n) >> 31 or kernel is made_to_write and n > 16:
+        return
+    arrays = array(tkc.float32), array(tkc.float32), array(tkc.int64)
+    module = traced(kernel, *arrays, ScalarArgument(dtype), ScalarArgument(tkc.int32))
+
+    def make() -> dict:
+        x, o = np.arange(1, 33, dtype=np.float32), np.zeros(16, np.float32)
+        return {"x": x, "o": o, "s": np.zeros(1, np.int64), "n": n, "m": 0}
+
+    comparison = Comparison(module, make, (1,))
+    found = [comparison.cpu(), *comparison.passes(Variant("sm_80", 1, 1))]
+    assert not [failure for failure in found if failure is not None]
