@@ -242,7 +242,8 @@ def facts(info: Any) -> tuple:
         tuple(_fact(n, info.itemsize) for n in info.shape),
         tuple(_fact(s, info.itemsize) for s in info.strides),
         gcd(info.pointer, 16),
-        max(-low, high) >= 1 << 31,
+        # also of rows that are all one row, and of none
+        max(-low, high, *info.shape) >= 1 << 31,
     )
 
 
