@@ -2,6 +2,7 @@
 widest accesses that are safe.
 """
 
+from dataclasses import replace
 from math import gcd
 
 import ml_dtypes
@@ -19,6 +20,8 @@ from tkc.ir.layout import blocked
 from tkc.ir.target import target
 from tkc.ir.text import parse
 from tkc.language.signature import ScalarArgument
+from tkc.language.trace import trace
+from tkc.runtime.specialize import Specialization, argument, facts, signature
 from tkc.sim.ptx import run
 
 
@@ -255,5 +258,33 @@ def test_an_array_has_the_extents_it_is_made_with(kernel, dtype, n):
         return {"x": x, "o": o, "s": np.zeros(1, np.int64), "n": n, "m": 0}
 
     comparison = Comparison(module, make, (1,))
+    found = [comparison.cpu(), *comparison.passes(Variant("sm_80", 1, 1))]
+    assert not [failure for failure in found if failure is not None]
+
+
+def rows_from(x, o, m):
+    tkc.store(o, (0, 0), tkc.load(x, (m, 0), (8, 64)))
+
+
+def rows_to(x, o, m):
+    tkc.store(x, (m, 0), tkc.load(o, (0, 0), (8, 64)))
+
+
+@pytest.mark.parametrize("kernel", [rows_from, rows_to])
+@pytest.mark.parametrize("stride", [64, (1 << 29) - 1, (1 << 29) + 5, (1 << 31) + 5])
+@pytest.mark.parametrize("m", [0, -3])
+def test_the_only_row_of_a_large_array(kernel, stride, m):
+    """A block that begins before it comes to it by as many strides back as forth."""
+
+    def make() -> dict:
+        row = np.arange(1, 65, dtype=np.float32)
+        x = np.lib.stride_tricks.as_strided(row, (1, 64), (4 * stride, 4))
+        return {"x": x, "o": np.full((8, 64), 7, np.float32), "m": m}
+
+    infos = {name: argument(value, name, False) for name, value in make().items()}
+    # NumPy does not tell this stride, torch does
+    infos["x"] = replace(infos["x"], strides=(stride, 1))
+    known = tuple((name, facts(info)) for name, info in infos.items())
+    comparison = Comparison(trace(kernel, signature(Specialization(known))), make, (1,))
     found = [comparison.cpu(), *comparison.passes(Variant("sm_80", 1, 1))]
     assert not [failure for failure in found if failure is not None]
