@@ -226,7 +226,11 @@ def test_sixteen_bytes_are_noticed():
         ((1 << 29,), (1,), True),
         (((1 << 29) - 1,), (1,), False),
         ((2, 2), (1 << 29, 1), True),
-        ((0, 1 << 40), (1 << 40, 1), False),
+        ((0, 1 << 30), (1 << 30, 1), False),
+        ((0, 1 << 40), (1 << 40, 1), True),  # its second extent is read all the same
+        ((1 << 32,), (0,), True),
+        ((1, 64), (1 << 29, 1), True),
+        ((1, 64), ((1 << 29) - 1, 1), False),
         ((3,), (-(1 << 30),), True),
     ],
 )

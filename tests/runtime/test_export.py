@@ -680,6 +680,40 @@ def test_whole_kernels_refuse_what_they_were_not_compiled_for(tmp_path, number):
 
 
 @needs_c
+def test_whole_kernels_refuse_arrays_that_32_bits_do_not_describe(tmp_path):
+    """Of few bytes too: a row seen often, the only one of a large array."""
+    kernel, _, constants, extents = CASES[-1]
+    values = tensors((1, 8, 4096, 128), "bfloat16", ("q", "k", "v", "o")) | {"scale": 0.125}
+    made = export(kernel, **values, **constants, target="sm_80", path=tmp_path, name="k")
+    paths = {p.suffix: p for p in made}
+    declared, names = arguments_of(kernel, values)
+    spoiled = ("shape[1] = 1LL << 32; q_.strides[1] = 0", "strides[0] = 1LL << 32")
+    tries = "\n".join(
+        f'{{ tkc_array kept = q_; q_.{change}; printf("%d %s\\n", tkc_k_launch(&k, grid, 0,'
+        f" {', '.join(names)}), tkc_k_error()); q_ = kept; }}"
+        for change in spoiled
+    )
+    lines = built(
+        tmp_path,
+        [paths[".c"]],
+        f"""
+        #include <stdio.h>
+        #include "k.h"
+        int main(void) {{
+            tkc_k k;
+            unsigned grid[3] = {{ {", ".join(map(str, extents))} }};
+            {" ".join(declared)}
+            tkc_k_load(&k);
+            {tries}
+            return tkc_k_unload(&k);
+        }}""",
+        [],
+    )
+    said = [line for line in lines if line.startswith("1 k: ")]
+    assert len(said) == len(spoiled) and all("too large for 32-bit offsets" in s for s in said)
+
+
+@needs_c
 @pytest.mark.skipif(find("ptxas") is None, reason="ptxas is not installed")
 def test_machine_code_first_then_text(tmp_path, monkeypatch):
     _, values, _, extents, paths, interface = exported(tmp_path, 0, "sm_90a")

@@ -721,3 +721,17 @@ def test_a_numpy_scalar_is_a_number_in_every_launch(value):
             if x.dtype.kind == "f"
             else (x == n).all()
         )
+
+
+@tkc.jit
+def last_of_a_row(x, extents, o):
+    tkc.store(extents, (0,), tkc.full((1,), 1, tkc.int64) * x.shape[0])
+    tkc.store(o, (0,), tkc.load(x, (x.shape[0] - 3,), (8,), other=7))
+
+
+def test_an_extent_beyond_32_bits_of_few_bytes():
+    """One element, seen more often than 32 bits count."""
+    for extent in (5, (1 << 31) - 1, (1 << 32) + 5):
+        extents, o = np.zeros(1, np.int64), np.zeros(8, np.int8)
+        last_of_a_row[1](np.broadcast_to(np.ones(1, np.int8), (extent,)), extents, o)
+        assert extents[0] == extent and o.tolist() == [1] * 3 + [7] * 5

@@ -605,6 +605,26 @@ def test_where_there_is_no_machine_code_python_launches(machine, monkeypatch):
     assert not is_native(k[4]) and len(machine.launched) == 9
 
 
+@pytest.mark.parametrize("count", [3, 64, 66, 90])
+def test_a_key_of_many_tensors_says_which_share_bytes(count):
+    """Whichever two they are; for more than a word has bits there is none in machine code."""
+
+    def apart() -> list:
+        return [of(0x1000_0000 * (i + 1)) for i in range(count)]
+
+    known = tkc.launch_key(apart())
+    if known is None:
+        assert count > 64
+        return
+    found = {known.words(known.key(*apart()))}
+    pairs = {(0, 1), (0, count - 1), (1, count - 1), (count - 2, count - 1)}
+    for i, j in pairs:
+        tensors = apart()
+        tensors[j] = of(0x1000_0000 * (i + 1) + 16)
+        found.add(known.words(known.key(*tensors)))
+    assert len(found) == 1 + len(pairs)
+
+
 def test_a_launch_key_holds_what_launches_depend_on():
     """In `words` what launches depend on, and nothing else."""
     known = tkc.launch_key((of(), of(), 2, 0.5, 7, None), [False] * 4 + [True, False])

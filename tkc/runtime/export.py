@@ -700,9 +700,15 @@ def _checks(n: str, plain: tuple) -> list[str]:
             f" -{n}->strides[{a}] : {n}->strides[{a}])"
             for a in range(len(shape))
         )
+        # a stride of an axis of one element, and an extent that is stepped through by none, too
+        size, largest = ITEMSIZE[plain[1]], "INT64_C(0x7fffffff)"
+        held = [f"({reach} + 1) * {size} <= {largest}"]
+        for a in range(len(shape)):
+            step = f"({n}->strides[{a}] < 0 ? -{n}->strides[{a}] : {n}->strides[{a}])"
+            held += [f"{n}->shape[{a}] <= {largest}"]
+            held += [f"(!({elements}) || {step} <= {largest} / {size})"]
         need(
-            f"({reach} + 1) * {ITEMSIZE[plain[1]]} <= INT64_C(0x7fffffff)",
-            "too large for 32-bit offsets; export the kernel for a larger array",
+            " && ".join(held), "too large for 32-bit offsets; export the kernel for a larger array"
         )
     return lines
 

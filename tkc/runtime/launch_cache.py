@@ -62,6 +62,7 @@ API, MAJOR, KDLCUDA, KDLFLOAT = "__dlpack_c_exchange_api__", 1, 2, 2
 # limits of one call
 MAX_KEY_WORDS = 1024
 MAX_ARGUMENTS = 96
+MAX_TENSORS = 64  # a word says with which of them one shares bytes
 MAX_PARAMETER_BYTES = 4096
 MAX_PARAMETERS = 256
 MAX_LAST_KEY_WORDS = 62  # of the key that was found last, which is compared first
@@ -294,7 +295,8 @@ def _one_exchange(kinds: Sequence[tuple[type, int]], tensor: int = TENSOR) -> Ex
     tensor, or there are too many arguments for a key.
     """
     exchanges = {_exchange(t) for t, k in kinds if k == tensor}
-    return exchanges.pop() if len(exchanges) == 1 and len(kinds) <= MAX_ARGUMENTS else None
+    fit = len(kinds) <= MAX_ARGUMENTS and sum(k == TENSOR for _, k in kinds) <= MAX_TENSORS
+    return exchanges.pop() if len(exchanges) == 1 and fit else None
 
 
 def _methods_for(watched: Sequence[Watch]) -> tuple[_Method, ...] | None:

@@ -242,8 +242,17 @@ def facts(info: Any) -> tuple:
         tuple(_fact(n, info.itemsize) for n in info.shape),
         tuple(_fact(s, info.itemsize) for s in info.strides),
         gcd(info.pointer, 16),
-        max(-low, high) >= 1 << 31,
+        _is_wide(info),
     )
+
+
+def _is_wide(info: ArrayInfo) -> bool:
+    """Whether 32 bits do not hold places in an array in bytes, an extent (also of rows that are all
+    one row, and of none), or how far it is to a row beside its only one.
+    """
+    low, high = info.span
+    steps = [abs(s) * info.itemsize for s in info.strides] if low < high else []
+    return max(-low, high, *info.shape, *steps) >= 1 << 31
 
 
 def _fact(n: int, itemsize: int) -> tuple:

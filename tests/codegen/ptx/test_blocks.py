@@ -2,6 +2,7 @@
 widest accesses that are safe.
 """
 
+from dataclasses import replace
 from math import gcd
 
 import ml_dtypes
@@ -10,11 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tkc
+from tests.language.kernels import array, traced
 from tkc.codegen.ptx.emit import emit
+from tkc.fuzz.check import Comparison, Variant
 from tkc.ir.dtypes import BY_NUMPY
 from tkc.ir.layout import blocked
 from tkc.ir.target import target
 from tkc.ir.text import parse
+from tkc.language.signature import ScalarArgument
+from tkc.language.trace import trace
+from tkc.runtime.specialize import Specialization, argument, facts, signature
 from tkc.sim.ptx import run
 
 
@@ -173,3 +180,111 @@ def test_a_loop_through_an_extent_asks_no_questions():
     assert np.array_equal(
         run(program, [x, np.zeros((16, 32), np.float32)])[1], x.reshape(16, 3, 32).sum(1)
     )
+
+
+def loaded(x, o, n):
+    tkc.store(o, (0,), tkc.load(x, (n,), (128,)))
+
+
+def loaded_in_steps(x, o, n):
+    tkc.store(o, (0,), tkc.load(x, (n * (1 << 16),), (128,)))
+
+
+def stored(x, o, n):
+    tkc.store(o, (n,), tkc.load(x, (0,), (128,)) + 1)
+
+
+@pytest.mark.parametrize(
+    "kernel, n",
+    [
+        *((loaded, n) for n in (2, (1 << 31) - 100, (1 << 31) - 1)),
+        *((loaded_in_steps, n) for n in (0, 1 << 15, (1 << 15) + 1)),
+        *((stored, n) for n in (2, (1 << 31) - 100, (1 << 31) - 1)),
+    ],
+)
+@pytest.mark.parametrize("extent", [5, 8])
+def test_a_block_that_reaches_beyond_32_bits_is_outside(kernel, n, extent):
+    """Places behind 2^31 are negative numbers of 32 bits, which lie before the end of any array."""
+    number = ScalarArgument(tkc.int32, 1, nonnegative=True)
+    module = traced(kernel, array(tkc.float32), array(tkc.float32), number)
+    given = {"x": np.arange(1, extent + 1, dtype=np.float32), "o": np.zeros(128, np.float32)}
+    if kernel is stored:
+        given["o"] = np.zeros(extent, np.float32)
+
+    def make() -> dict:
+        return {name: a.copy() for name, a in given.items()} | {"n": n}
+
+    comparison = Comparison(module, make, (1,))
+    found = [comparison.cpu(), *comparison.passes(Variant("sm_80", 1, 1))]
+    assert not [failure for failure in found if failure is not None]
+
+
+def made(x, o, s, n, m):
+    y = tkc.array(x.ptr, tkc.float32, (n,))
+    tkc.store(o, (0,), tkc.load(y, (m,), (16,)))
+    tkc.store(s, (0,), tkc.full((1,), 1, tkc.int64) * y.shape[0])
+
+
+def made_to_write(x, o, s, n, m):
+    y = tkc.array(o.ptr, tkc.float32, (n,))
+    tkc.store(y, (m,), tkc.load(x, (0,), (16,)))
+
+
+def chosen(x, o, s, n, m):
+    y = tkc.array(x.ptr, tkc.float32, (n,))
+    if m >= 0:
+        y = tkc.array(x.ptr + 1, tkc.float32, (n - 1,))
+    tkc.store(o, (0,), tkc.load(y, (0,), (16,)))
+    tkc.store(s, (0,), tkc.full((1,), 1, tkc.int64) * y.shape[0])
+
+
+def rows_of(x, o, s, n, m):
+    y = tkc.array(x.ptr, tkc.float32, (n, 8), (8, 1))
+    tkc.store(o, (0,), tkc.load(y, (m, 0), (2, 8)).reshape(16))
+
+
+@pytest.mark.parametrize("kernel", [made, made_to_write, chosen, rows_of])
+@pytest.mark.parametrize("dtype", [tkc.int32, tkc.int64], ids=str)
+@pytest.mark.parametrize("n", [-(1 << 32) + 9, -1, 3, (1 << 31) + 5, (1 << 32) + 5])
+def test_an_array_has_the_extents_it_is_made_with(kernel, dtype, n):
+    """Extents beyond 32 bits keep all of them; with fewer elements than none there are none."""
+    if dtype is tkc.int32 and abs(n) >> 31 or kernel is made_to_write and n > 16:
+        return
+    arrays = array(tkc.float32), array(tkc.float32), array(tkc.int64)
+    module = traced(kernel, *arrays, ScalarArgument(dtype), ScalarArgument(tkc.int32))
+
+    def make() -> dict:
+        x, o = np.arange(1, 33, dtype=np.float32), np.zeros(16, np.float32)
+        return {"x": x, "o": o, "s": np.zeros(1, np.int64), "n": n, "m": 0}
+
+    comparison = Comparison(module, make, (1,))
+    found = [comparison.cpu(), *comparison.passes(Variant("sm_80", 1, 1))]
+    assert not [failure for failure in found if failure is not None]
+
+
+def rows_from(x, o, m):
+    tkc.store(o, (0, 0), tkc.load(x, (m, 0), (8, 64)))
+
+
+def rows_to(x, o, m):
+    tkc.store(x, (m, 0), tkc.load(o, (0, 0), (8, 64)))
+
+
+@pytest.mark.parametrize("kernel", [rows_from, rows_to])
+@pytest.mark.parametrize("stride", [64, (1 << 29) - 1, (1 << 29) + 5, (1 << 31) + 5])
+@pytest.mark.parametrize("m", [0, -3])
+def test_the_only_row_of_a_large_array(kernel, stride, m):
+    """A block that begins before it comes to it by as many strides back as forth."""
+
+    def make() -> dict:
+        row = np.arange(1, 65, dtype=np.float32)
+        x = np.lib.stride_tricks.as_strided(row, (1, 64), (4 * stride, 4))
+        return {"x": x, "o": np.full((8, 64), 7, np.float32), "m": m}
+
+    infos = {name: argument(value, name, False) for name, value in make().items()}
+    # NumPy does not tell this stride, torch does
+    infos["x"] = replace(infos["x"], strides=(stride, 1))
+    known = tuple((name, facts(info)) for name, info in infos.items())
+    comparison = Comparison(trace(kernel, signature(Specialization(known))), make, (1,))
+    found = [comparison.cpu(), *comparison.passes(Variant("sm_80", 1, 1))]
+    assert not [failure for failure in found if failure is not None]

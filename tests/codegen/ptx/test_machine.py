@@ -8,10 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+import tkc
 from tests.codegen.ptx import machine
 from tests.gpu.forms import BELIEFS
 from tests.gpu.forms.belief import NANOSECONDS
 from tests.passes import test_roles as products
+from tkc.codegen.ptx.emit import PtxProgram
 from tkc.ir.interface import Parameter
 from tkc.runtime import tensor_maps
 from tkc.runtime.arrays import ArrayInfo
@@ -240,3 +242,16 @@ def test_addresses_of_arrays_that_share_memory_move_once():
     memory = Memory()
     at, _, numbers = memory.put_all([whole, whole[2:], table])
     assert memory.get(numbers, table)[0] == at + 16
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32"])
+def test_a_parameter_of_few_bits_has_its_sign(dtype):
+    def widened(o, n):
+        tkc.store(o, (0,), tkc.full((1,), 0, tkc.int64) + n.to(tkc.int64))
+
+    kernel = tkc.jit(widened)
+    for number in (np.iinfo(dtype).min, np.iinfo(dtype).max):
+        n, o = np.dtype(dtype).type(number), np.zeros(1, np.int64)
+        found = kernel.compile(o, n, target="sm_80", num_warps=1)
+        [got] = run(PtxProgram(found.ptx, found.interface, []), [o, n])
+        assert got[0] == number

@@ -165,8 +165,7 @@ class Block:
         type = "s32" if is_narrow(offset) else "s64"
         here = self._once((axis, "u"), lambda: add(e, offset, self._thread(axis, offset), type))
         if is_narrow(here):
-            behind = self._once((axis, "left"), lambda: self._difference(extent, here))
-            return add(e, behind, -position)
+            return add(e, self._narrow_left(axis, here, extent), -position)
         whole = wide(e, extent) if self.array.long is None else self.array.long(axis)
         far = self._once((axis, "far"), lambda: e.w.op("sub.s64", "b64", whole, here))
         return add(e, far, -position, "s64")
@@ -194,7 +193,7 @@ class Block:
         """Whether the whole block lies inside the array along the fastest axis: the same for all
         threads.
         """
-        e, found = self.e, self.e.ranges.offset(self.op.offsets[self.fast])
+        e, found = self.e, self.e.ranges.of(self.op.offsets[self.fast])
         if found is not None and found.lo >= 0:
             return self._ends_inside()
         offset = e.integer(self.op.offsets[self.fast])
@@ -284,13 +283,35 @@ class Block:
             return self._once(
                 (axis, constant), lambda: self._below(add(e, here, constant, type), axis)
             )
-        left = self._once((axis, "left"), lambda: self._difference(extent, here))
+        left = self._narrow_left(axis, here, extent)
         return self._once((axis, constant), lambda: self._exceeds(left, constant))
 
-    def _difference(self, a: Integer, b: Integer) -> Integer:
-        if not isinstance(a, str) and not isinstance(b, str):
-            return a - b
-        return self.e.w.op("sub.s32", "b32", a, b)
+    def _narrow_left(self, axis: int, here: Integer, extent: Integer) -> Integer:
+        """Elements from this thread's first one to the array's end, where it is not before the
+        array; none, or fewer, where it is behind the end. here: its 32-bit coordinate.
+        """
+        e = self.e
+
+        def make() -> Integer:
+            if not isinstance(extent, str) and not isinstance(here, str):
+                return extent - here
+            if self._stays_narrow(axis):
+                return e.w.op("sub.s32", "b32", extent, here)
+            # a coordinate behind 2^31 is a negative one, and the difference would wrap
+            near = e.w.op("min.u32", "b32", here, extent)
+            return e.w.op("sub.s32", "b32", extent, near)
+
+        return self._once((axis, "left"), make)
+
+    def _stays_narrow(self, axis: int) -> bool:
+        """Whether 32 bits with a sign hold every coordinate of the block, inside the array or
+        not: extents and numbers of programs are not that large, data may be any number.
+        """
+        found = self.e.ranges.of(self.op.offsets[axis])
+        if found is None or found.lo < 0:
+            return False
+        last = found.hi + max(self.extents[axis], 1) - 1
+        return last < 1 << 31 or not found.is_data and found.exact is None
 
     def _exceeds(self, x: Integer, constant: int) -> Operand:
         if not isinstance(x, str):

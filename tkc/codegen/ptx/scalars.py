@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import BlockArgument
 
@@ -12,6 +10,7 @@ from tkc.codegen.ptx.emitter import Emitter, emitter
 from tkc.codegen.ptx.integers import (
     add,
     displaced,
+    is_narrow,
     is_power_of_two,
     narrowed,
     remainder,
@@ -21,7 +20,7 @@ from tkc.codegen.ptx.values import Array, Tile, element_count, packing, register
 from tkc.codegen.ptx.writer import Integer
 from tkc.ir import shared, threads, tile
 from tkc.ir.interface import Parameter
-from tkc.ir.types import Fact, PointerType, TileType, bits, is_bool
+from tkc.ir.types import PointerType, TileType, bits, is_bool
 from tkc.ir.values import array_type
 
 
@@ -189,8 +188,11 @@ def ring_next(e: Emitter, op: threads.RingNext) -> None:
 # ---- arrays
 @emitter(tile.Dim)
 def dim(e: Emitter, op: tile.Dim) -> None:
-    """An extent, in 32 or 64 bits."""
+    """An extent, in 32 or 64 bits; of an array that the kernel made as it was given."""
     a, axis = e.array(op.arg), op.axis.value.data
+    if isinstance(made := op.arg.owner, tile.MakeArray):
+        given = e.integer(made.shape[axis])
+        return e.set(op.result, (narrowed if bits(op.result.type) < 64 else wide)(e, given))
     if bits(op.result.type) < 64:
         e.set(op.result, a.extent(axis))
     else:
@@ -316,19 +318,33 @@ def _part(e: Emitter, extent: Integer, first: Integer, stop: Integer) -> Integer
 @emitter(tile.MakeArray)
 def make_array(e: Emitter, op: tile.MakeArray) -> None:
     """An array from a pointer, extents and strides."""
-    t = array_type(op.result)
+    t, base = array_type(op.result), e.register(op.pointer)
+    facts, sizes = t.facts.shape, [e.integer(v) for v in op.shape]
+    strides = [
+        wide(e, e.integer(v)) if fact.exact is None else fact.exact
+        for fact, v in zip(t.facts.strides, op.strides, strict=True)
+    ]
 
-    def known(facts: tuple[Fact, ...], values: list[Integer]) -> Callable[[int], Integer]:
-        given = [
-            value if fact.exact is None else fact.exact
-            for fact, value in zip(facts, values, strict=True)
-        ]
-        return given.__getitem__
+    def held(axis: int) -> Integer:
+        """As wide as it is given; an array of fewer elements than none has none, too."""
+        if (exact := facts[axis].exact) is not None:
+            return exact
+        x, known = sizes[axis], e.ranges.of(op.shape[axis])
+        if known is not None and known.lo >= 0:
+            return x
+        if not isinstance(x, str):
+            return max(x, 0)
+        kind = "32" if is_narrow(x) else "64"
+        return e.w.memo((op.result, axis, "held"), lambda: e.w.op(f"max.s{kind}", f"b{kind}", x, 0))
 
-    shape = known(t.facts.shape, [narrowed(e, e.integer(v)) for v in op.shape])
-    strides = known(t.facts.strides, [wide(e, e.integer(v)) for v in op.strides])
-    base = e.register(op.pointer)
-    e.set(op.result, Array(t.element, t.facts, lambda: base, shape, strides))
+    def extent(axis: int) -> Integer:
+        """In 32 bits, as many as these hold: it is compared with `long`."""
+        x = held(axis)
+        return x if is_narrow(x) else e.w.memo((op.result, axis), lambda: _clamped(e, x))
+
+    long = None if all(map(is_narrow, sizes)) else lambda axis: wide(e, held(axis))
+    made = Array(t.element, t.facts, lambda: base, extent, strides.__getitem__, long=long)
+    e.set(op.result, made)
 
 
 @emitter(shared.NoToken, shared.JoinTokens)

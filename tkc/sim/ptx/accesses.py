@@ -47,9 +47,15 @@ def load_parameter(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     t, size = KIND_TYPES[i.kind], KIND_BYTES[i.kind]
     if isinstance(number, (np.integer, int)) and np.dtype(t).kind != "f":
         value = np.full(m.n, int(number) & (1 << size * 8) - 1, f"u{size}")
+        value = value.view(_held(i.kind, size))
     else:
         value = np.full(m.n, np.array(number).astype(t))
     m.write(i.operands[0], value, mask)
+
+
+def _held(kind: str, size: int) -> str:
+    """What a wider register has of a number: its sign too, or zeros."""
+    return f"{'i' if kind[0] == 's' else 'u'}{size}"
 
 
 @rule("ld", "st")
@@ -58,7 +64,7 @@ def move(m: ClusterMachine, i: Instruction, mask: np.ndarray) -> None:
     registers, where = i.operands if loads else i.operands[::-1]
     registers = registers if isinstance(registers, list) else [registers]
     space, at = place(m, i.name, m.address(where), size * len(registers), mask)
-    held = f"{'i' if i.kind[0] == 's' else 'u'}{size}"  # a wider register has the sign, or zeros
+    held = _held(i.kind, size)
     if loads:
         index = at[:, None] + np.arange(size * len(registers))
         for r, value in zip(registers, space[index].view(held).T, strict=True):

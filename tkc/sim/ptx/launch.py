@@ -109,7 +109,8 @@ class Launch:
             case "pointer", np.ndarray():
                 return self.places[p.argument]
             case "shape", np.ndarray():
-                return argument.shape[p.axis]
+                extent = argument.shape[p.axis]
+                return min(extent, 2**31 - 1) if p.type == "s32" else extent
             case "stride", np.ndarray():
                 return argument.strides[p.axis] // argument.itemsize
             case "scalar", _:
