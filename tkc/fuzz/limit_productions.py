@@ -110,7 +110,7 @@ class LimitWriter(CountingWriter):
         what runs finds its block.
         """
         r = self.limits("promises")
-        n, start, divisor = r.choice(EXTENTS), r.choice((1, 3, 5, 6, 12)), r.choice((4, 8, 16))
+        n, start, divisor = r.choice(EXTENTS), r.choice((2, 3, 5, 6, 12)), r.choice((4, 8, 16))
         dtype = r.choice(("float32", "float16", "uint8"))
         s, a = self._argument(start), ArraySpec(f"a{len(self.arrays)}", dtype, (n, 4 * n + 16))
         self.arrays.append(a)

@@ -207,33 +207,33 @@ def keep_in_order(
     changed = {op for op in operations_in(kernel, LOADS) if not unwritten(op, overlaps)}
     if not changed:
         return False
-    waits = False
+    awaited, waits = _stores_can_be_awaited(kernel, changed, options), False
     for op in loads:
         if not isinstance(op, tile.Load) or BY_CONSUMERS in op.attributes:
             continue
-        steered = not changed.isdisjoint(sources(ways_to(op)))
+        steered = _is_steered(op, changed)
         moved_by = changed.intersection(sources(op.operands))
         if not (steered or moved_by or written_before(op, overlaps)):
             continue
-        if not steered and _can_wait(op, moved_by, kernel, options, overlaps):
+        if awaited and not steered and _can_wait(op, moved_by, overlaps):
             waits = True
         else:
             load_by_consumers(op, Why.MOVED if steered or moved_by else Why.WRITTEN)
     return waits
 
 
-def _can_wait(
-    load: tile.Load,
-    moved_by: Collection[Operation],
-    kernel: tile.Kernel,
-    options: LaunchOptions,
-    overlaps: Overlaps,
-) -> bool:
+def _is_steered(op: Operation, changed: Collection[Operation]) -> bool:
+    """Whether numbers that a program writes say whether, or how often, an operation runs."""
+    return not sources(ways_to(op)).isdisjoint(changed)
+
+
+def _can_wait(load: tile.Load, moved_by: Collection[Operation], overlaps: Overlaps) -> bool:
     """Whether copies of a load can wait for what its program stores, there or to the numbers that
     say where it is.
     """
     return (
-        _stores_can_be_awaited(load, kernel, options)
+        not loaded_by_consumers(load)
+        and bool(loops_of(load))
         and all(_is_read_beside(read, load) for read in moved_by)
         and not any(_is_stored_before(load, read, overlaps) for read in (load, *moved_by))
     )
@@ -248,18 +248,18 @@ def _is_read_beside(read: Operation, load: tile.Load) -> bool:
     return any(op is read for op in earlier)
 
 
-def _stores_can_be_awaited(load: tile.Load, kernel: tile.Kernel, options: LaunchOptions) -> bool:
-    """Whether copies of a load can wait for what consumers store. What else is written, by atomics,
-    nothing waits for.
+def _stores_can_be_awaited(
+    kernel: tile.Kernel, changed: Collection[Operation], options: LaunchOptions
+) -> bool:
+    """Whether copies can wait for what consumers store: whoever copies comes to each store as well.
+    What else is written, by atomics, nothing waits for.
     """
     writes = operations_in(kernel, WRITES)
     return (
-        not loaded_by_consumers(load)
-        and options.split_k in (None, 1)
+        options.split_k in (None, 1)
         and not options.stream_k
         and not acquiring_loops(kernel)
-        and all(isinstance(op, STORES) for op in writes)
-        and bool(loops_of(load))
+        and all(isinstance(op, STORES) and not _is_steered(op, changed) for op in writes)
     )
 
 
