@@ -80,7 +80,7 @@ def moved(x, o, numbers, HOW: tkc.constexpr):
 def test_how_far_iterations_are_apart_follows_from_the_counter_alone(how, apart):
     module = traced(moved, F1, F1, N1, HOW=how)
     (loop,), (store,) = operations_in(module, scf.ForOp), operations_in(module, tile.Store)
-    assert epilogue_stores._least_distance(store.offsets[0], store.offsets[0], loop) == apart
+    assert polynomials.least_distance(store.offsets[0], store.offsets[0], loop) == apart
 
 
 def stored_to_two(x, c, d):

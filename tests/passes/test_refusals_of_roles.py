@@ -144,15 +144,16 @@ def test_the_next_stage_is_asked_for_where_it_is_the_next_iterations(steps, asks
 
 # ---- sums that run on
 @pytest.mark.parametrize(
-    "more, touched, outside, runs",
+    "more, touched, outside, depth, runs",
     [
-        ((), False, False, True),
-        ((None,), False, False, False),
-        ((), True, False, False),
-        ((), False, True, False),
+        ((), False, False, 2, True),
+        ((None,), False, False, 2, False),
+        ((), True, False, 2, False),
+        ((), False, True, 2, False),
+        ((), False, False, 1, False),
     ],
 )
-def test_which_sums_run_on(monkeypatch, more, touched, outside, runs):
+def test_which_sums_run_on(monkeypatch, more, touched, outside, depth, runs):
     loop, body = looping(constant(0.0, T))
     carried, buffer = body.args[1], constant(0.0, T)
     before(loop, buffer)
@@ -163,7 +164,7 @@ def test_which_sums_run_on(monkeypatch, more, touched, outside, runs):
     monkeypatch.setattr(carried_dots, "is_touched_later", lambda dot: touched)
     monkeypatch.setattr(carried_dots, "_computed_of", lambda dot, block: set())
     monkeypatch.setattr(carried_dots, "_computes", lambda op: False)
-    stages = [(None, None, loop.parent if outside else body)]
+    stages = [(SimpleNamespace(stages=depth), None, loop.parent if outside else body)]
     flight = SimpleNamespace(dot=dot, issued=issued, before=more, stages=stages)
     assert carried_dots._runs_on(flight, start) == runs
 
@@ -176,11 +177,11 @@ def test_only_dots_in_flight_give_their_stages_back_themselves(monkeypatch, inst
 
     (dot,) = operations_in(traced(product, h2, h2, f2), tile.Dot)
     dot.instruction = StringAttr(instruction)
-    ring = SimpleNamespace(full="full")
-    monkeypatch.setattr(consuming, "_stages_read", lambda dot, rings: [(ring, 0, dot.parent)])
-    here = SimpleNamespace(block=dot.parent, rings={}, last_reader={})
+    stage = SimpleNamespace(parent=dot.parent)
+    monkeypatch.setattr(consuming, "_filled_by_others", lambda dot, rings: [stage])
+    here = SimpleNamespace(block=dot.parent, rings={}, readers=[])
     consuming.Overlap._note_readers(here)
-    assert here.last_reader == ({("full", 0): dot} if instruction == "wgmma" else {})
+    assert here.readers == ([(stage, dot)] if instruction == "wgmma" else [])
 
 
 # ---- operands that threads write

@@ -97,13 +97,19 @@ def sources(
 def ways_to(op: Operation) -> Iterator[SSAValue]:
     """What decides whether, and how often, a program comes to an operation."""
     for around in parents(op):
-        match around:
-            case scf.ForOp():
-                yield from (around.lb, around.ub, around.step)
-            case scf.IfOp():
-                yield around.cond
-            case scf.WhileOp():
-                yield from yielded_by(around.before_region.block)
+        yield from decides(around)
+
+
+def decides(around: Operation) -> Sequence[SSAValue]:
+    """What decides whether, and how often, a program does what is inside a loop or a branch."""
+    match around:
+        case scf.ForOp():
+            return (around.lb, around.ub, around.step)
+        case scf.IfOp():
+            return (around.cond,)
+        case scf.WhileOp():
+            return yielded_by(around.before_region.block)
+    return ()
 
 
 def made_through_loops(value: SSAValue) -> Sequence[SSAValue]:

@@ -20,6 +20,7 @@ from tkc.ir.types import TileType
 from tkc.ir.values import (
     block_of,
     defining_op,
+    holds,
     is_side_effect_free,
     operations_in,
     parents,
@@ -33,7 +34,7 @@ from tkc.passes.analysis.alias import (
     unwritten,
     written_before,
 )
-from tkc.passes.analysis.program_axes import program_axes, sources, ways_to
+from tkc.passes.analysis.program_axes import decides, program_axes, sources, ways_to
 from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import LOADS, WRITES, feeding_dots
 from tkc.passes.planning.gathers import (
@@ -227,6 +228,14 @@ def _is_steered(op: Operation, changed: Collection[Operation]) -> bool:
     return not sources(ways_to(op)).isdisjoint(changed)
 
 
+def _is_come_to_by(store: Operation, changed: Collection[Operation]) -> bool:
+    """Whether who waits for a store comes to it by numbers that the program writes: through a
+    branch only where something is read in it.
+    """
+    around = (at for at in parents(store) if not isinstance(at, scf.IfOp) or holds(at, LOADS))
+    return not sources(v for at in around for v in decides(at)).isdisjoint(changed)
+
+
 def _can_wait(load: tile.Load, moved_by: Collection[Operation], overlaps: Overlaps) -> bool:
     """Whether copies of a load can wait for what its program stores, there or to the numbers that
     say where it is.
@@ -259,7 +268,7 @@ def _stores_can_be_awaited(
         options.split_k in (None, 1)
         and not options.stream_k
         and not acquiring_loops(kernel)
-        and all(isinstance(op, STORES) and not _is_steered(op, changed) for op in writes)
+        and all(isinstance(op, STORES) and not _is_come_to_by(op, changed) for op in writes)
     )
 
 
