@@ -43,9 +43,9 @@ class progress:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._done.set()
         with self._lock:
             self._open.remove(self)
-        self._done.set()
         if self._writer is not None:
             self._writer.join()
 
@@ -54,7 +54,10 @@ class progress:
         with suppress(OSError, ValueError):  # standard error was closed
             while not self._done.wait(wait):
                 columns = shutil.get_terminal_size().columns - 1
-                sys.stderr.write(ERASE + self._line()[:columns])
+                line = self._line()
+                if self._done.is_set():
+                    break  # what is done has no line
+                sys.stderr.write(ERASE + line[:columns])
                 sys.stderr.flush()
                 shown, wait = True, PERIOD_SECONDS
             if shown:
