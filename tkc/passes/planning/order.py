@@ -228,9 +228,9 @@ def _is_steered(op: Operation, changed: Collection[Operation]) -> bool:
     return not sources(ways_to(op)).isdisjoint(changed)
 
 
-def _is_come_to_by(store: Operation, changed: Collection[Operation]) -> bool:
-    """Whether who waits for a store comes to it by numbers that the program writes: through a
-    branch only where something is read in it.
+def _follows_written_numbers(store: Operation, changed: Collection[Operation]) -> bool:
+    """Whether a role that waits for a store decides by numbers that the program writes how often it
+    waits: it runs the loops round the store, and branches in which something is read.
     """
     around = (at for at in parents(store) if not isinstance(at, scf.IfOp) or holds(at, LOADS))
     return not sources(v for at in around for v in decides(at)).isdisjoint(changed)
@@ -260,7 +260,7 @@ def _is_read_beside(read: Operation, load: tile.Load) -> bool:
 def _stores_can_be_awaited(
     kernel: tile.Kernel, changed: Collection[Operation], options: LaunchOptions
 ) -> bool:
-    """Whether copies can wait for what consumers store: whoever copies comes to each store as well.
+    """Whether copies can wait for what consumers store: the role that copies waits at each store.
     What else is written, by atomics, nothing waits for.
     """
     writes = operations_in(kernel, WRITES)
@@ -268,7 +268,9 @@ def _stores_can_be_awaited(
         options.split_k in (None, 1)
         and not options.stream_k
         and not acquiring_loops(kernel)
-        and all(isinstance(op, STORES) and not _is_come_to_by(op, changed) for op in writes)
+        and all(
+            isinstance(op, STORES) and not _follows_written_numbers(op, changed) for op in writes
+        )
     )
 
 
