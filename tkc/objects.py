@@ -4,17 +4,23 @@ way to find attributes is not asked.
 
 from __future__ import annotations
 
+import gc
 import types
 from contextlib import suppress
 from typing import Any
 
 
 def own_dict(value: object) -> dict[str, Any]:
-    """The dict of an object's attributes; an empty one where it has none."""
+    """The dict of an object's attributes, for reading; an empty one where it has none. Of a class,
+    what stands behind the proxy that Python gives of it.
+    """
     try:
-        return object.__getattribute__(value, "__dict__")
+        held = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return {}
+    if isinstance(held, types.MappingProxyType) and isinstance(value, type):
+        return next((d for d in gc.get_referents(held) if type(d) is dict), {})
+    return held
 
 
 def slots_of(cls: type) -> list[types.MemberDescriptorType]:

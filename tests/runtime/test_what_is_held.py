@@ -5,13 +5,14 @@ sees it, also where nothing says how such a value is written down.
 import importlib.util
 import pkgutil
 import sys
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 import tkc
 import tkc.kernels
-from tkc.runtime.fingerprint import Fingerprint
+from tkc.runtime.fingerprint import Fingerprint, Parts
 from tkc.runtime.jit import JitFunction
 
 # by name: what a module sets up, what a kernel reads of it, and what is changed then
@@ -373,3 +374,75 @@ def test_the_library_reads_nothing_for_which_every_launch_compiles():
     for kernel in kernels:
         own = Fingerprint(kernel.fn)
         assert own.unstable is None and all(text for _, text in own.mutable), kernel
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What a kernel is compiled for."""
+
+    first: float
+    others: tuple[float, ...] = ()
+
+    def total(self) -> float:
+        return self.first + sum(self.others)
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """The same, with what may change in place."""
+
+    values: list[float]
+
+
+@tkc.jit
+def stores_total(x, S: tkc.constexpr):
+    tkc.store(x, (0,), tkc.full((4,), S.total(), tkc.float32))
+
+
+@tkc.jit
+def stores_sum(x, H: tkc.constexpr):
+    tkc.store(x, (0,), tkc.full((4,), sum(H.values), tkc.float32))
+
+
+def test_a_launch_looks_at_as_much_however_many_records_it_was_compiled_for():
+    """A record of numbers never changes, whatever functions Python writes for its class; so machine
+    code may launch, as it may for kernels in closures."""
+    x, watched = np.zeros(4, np.float32), set()
+    for first in range(5):
+        steps = Steps(float(first), (1.0, 2.0))
+        stores_total[1](x, steps)
+        assert (x == first + 3).all() and not stores_total.careful
+        watched.add(len(stores_total._watched))
+    assert len(watched) == 1 and stores_total.rebindings == 0
+    assert {type(space) for space, *_ in stores_total._watched} == {dict, Parts}
+
+
+def test_what_changes_in_place_is_looked_at_once():
+    x, many = np.zeros(4, np.float32), [Held([float(i)]) for i in range(3)]
+    for held in many * 3:
+        stores_sum[1](x, held)
+        assert (x == held.values[0]).all()
+    assert len(stores_sum._fingerprint.joined) == len(many)
+    many[1].values[0] = 9.0
+    stores_sum[1](x, many[1])
+    assert (x == 9.0).all()
+
+
+def test_a_variable_of_a_closure_is_seen_to_be_deleted():
+    space: dict = {}
+    exec(
+        "import tkc\n"
+        "def make(step):\n"
+        "    def helper():\n"
+        "        return step\n"
+        "    def delete():\n"
+        "        nonlocal step\n"
+        "        del step\n"
+        "    return helper, delete\n",
+        space,
+    )
+    helper, delete = space["make"](2.0)
+    parts = Parts(helper.__closure__[0])
+    assert parts.get("cell_contents") == 2.0
+    delete()
+    assert parts.get("cell_contents") is None

@@ -15,7 +15,7 @@ same without a product. Sums over positions are partial sums of programs, added 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from math import gcd, prod
 from typing import Any
@@ -82,6 +82,9 @@ class Steps:
     out_move: tuple[int, ...] = (1, 1, 1)
 
 
+FIELDS = tuple(field.name for field in fields(Steps))
+
+
 # ---- kernels -------------------------------------------------------------------------------------
 def _of_phase(phases, number):
     """The steps of a program's phase: of what differs between them, scalars."""
@@ -99,7 +102,7 @@ def _of_phase(phases, number):
         return tuple(map(one, zip(*(getattr(steps, name) for steps in phases), strict=True)))
 
     # by its name the class would be compared at each launch
-    return type(phases[0])(*map(axes, phases[0].__dataclass_fields__))
+    return type(phases[0])(*map(axes, FIELDS))
 
 
 def _positions(grid, out, phases, S):

@@ -92,26 +92,31 @@ DEEPEST_OBJECT = 16  # objects within objects whose attributes are looked at
 _texts: dict[int, tuple[type, bytes]] = {}
 
 
-class FunctionParts:
-    """What a function is made of (`__code__`, `__defaults__`, `__kwdefaults__`) as a namespace:
-    reloading a module in a running session may give a function those of its newer self.
+class Parts:
+    """As a namespace: what a function is made of (`__code__`, `__defaults__`, `__kwdefaults__`; to
+    reload a module in a running session may give a function those of its newer self), or what a
+    variable of a closure holds (`cell_contents`).
     """
 
-    __slots__ = ("function",)
+    __slots__ = ("owner",)
 
-    def __init__(self, function: types.FunctionType):
-        self.function = function
+    def __init__(self, owner: types.FunctionType | types.CellType):
+        self.owner = owner
 
     def get(self, name: str) -> Any:
-        return getattr(self.function, name)
+        """The part; None of a variable that was deleted."""
+        try:
+            return getattr(self.owner, name)
+        except ValueError:
+            return None
 
 
 class Fingerprint:
     """Everything one function depends on; without one, what the values do that it spells.
 
     fields: for `digest`. watched: (namespace, name, value) of the outside names used, attributes of
-    modules too, for noticing that one was rebound; `cells`, the same of closures; `mutable`: values
-    that can change in place, with their spelling. unstable: why there is no key, if there is none.
+    modules and variables of closures too, for noticing that one was rebound; `mutable`: values that
+    can change in place, with their spelling. unstable: why there is no key, if there is none.
 
     Which function reads which member of a class no name says: of classes that are spelled, members
     count of whose name any function that was read names an attribute (`_follow`). beside: another
@@ -120,8 +125,7 @@ class Fingerprint:
 
     def __init__(self, function: Any = None, beside: Fingerprint | None = None):
         self.fields: list[tuple[str, bytes]] = []
-        self.watched: list[tuple[dict | FunctionParts, str, object]] = []
-        self.cells: list[tuple[types.CellType, object]] = []
+        self.watched: list[tuple[dict | Parts, str, object]] = []
         self.mutable: list[tuple[object, bytes]] = []
         self.joined: list[Fingerprint] = []  # with values that can change in place
         self.unstable: Unstable | None = None
@@ -166,7 +170,9 @@ class Fingerprint:
                     value = cells[name].cell_contents
                 except ValueError:
                     continue  # not assigned yet
-                self.cells.append((cells[name], value))
+                self.watched.append((Parts(cells[name]), "cell_contents", value))
+                if isinstance(value, type) and id(value) in self._classes:
+                    continue  # the class of a method, whose members are followed
             elif name in fn.__globals__:
                 value = fn.__globals__[name]
                 if not _is_module_of_ours(value):
@@ -182,7 +188,7 @@ class Fingerprint:
 
     def _watch_parts(self, fn: types.FunctionType) -> None:
         """A function's code and default values, which can be replaced in place."""
-        parts = FunctionParts(fn)
+        parts = Parts(fn)
         self.watched.append((parts, "__code__", fn.__code__))
         if fn.__defaults__ is not None:
             self.watched.append((parts, "__defaults__", fn.__defaults__))
@@ -307,7 +313,7 @@ class Fingerprint:
             self.mutable.append((value, b""))  # whether it changes cannot be seen
             return
         self.fields.append((label, text))
-        if not _lasting(value):
+        if not _lasting(value) and not any(known is value for known, _ in self.mutable):
             self.mutable.append((value, text))
 
     def changed(self) -> bool:
@@ -325,18 +331,17 @@ class Fingerprint:
         """
         known = {(_identity(space), name) for space, name, _ in self.watched}
         new = [w for w in other.watched if (_identity(w[0]), w[1]) not in known]
-        if not (new or other.cells or other.mutable):
-            return False
+        compared = {_identity(value) for one in (self, *self.joined) for value, _ in one.mutable}
+        more = any(_identity(value) not in compared for value, _ in other.mutable)
         self.watched += new
-        self.cells += other.cells
-        if other.mutable:
+        if more:
             self.joined.append(other)
-        return True
+        return bool(new or more)
 
     @property
     def careful(self) -> bool:
         """Whether what was read may change without a name being rebound."""
-        return bool(self.cells or self.mutable or self.joined)
+        return bool(self.mutable or self.joined)
 
     def _module(self, name: str, module, chains) -> None:
         """Of a module only the attributes that are read count (of tkc none: the whole package is in
@@ -515,9 +520,11 @@ class _Found:
     attribute: str
 
 
-def _identity(space: dict | FunctionParts) -> int:
-    """Equal of namespaces that are the same."""
-    return id(space.function if isinstance(space, FunctionParts) else space)
+def _identity(held: object) -> Any:
+    """Equal of namespaces, and of values that change in place, that are the same."""
+    if isinstance(held, _Found):
+        return id(held.owner), held.attribute
+    return id(held.owner if isinstance(held, Parts) else held)
 
 
 def _getter(member: object) -> types.FunctionType | None:
@@ -572,7 +579,7 @@ def _lasting(value) -> bool:
     if isinstance(value, type):  # of those of libraries only the name counts
         return value.__module__ == "builtins" or _is_ours(value) or _of_library(value.__module__)
     if isinstance(value, types.MethodType):
-        return False
+        return _lasting(value.__func__) and _lasting(value.__self__)
     return _is_constant(value)
 
 

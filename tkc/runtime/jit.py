@@ -452,11 +452,7 @@ class JitFunction(Launchable):
         if any(namespace.get(name) is not value for namespace, name, value in self._watched):
             return True
         own = self._fingerprint
-        return (
-            self.careful
-            and own is not None
-            and (own.changed() or any(_contents(cell) is not value for cell, value in own.cells))
-        )
+        return self.careful and own is not None and own.changed()
 
     # ----------------------------------------------------------------------------------------------
     def _prepare(
@@ -639,13 +635,6 @@ def _is_peers(annotation: object) -> bool:
     if isinstance(annotation, str):
         return annotation.split(".")[-1].strip() == "peers"
     return getattr(annotation, "is_peers", False) is True
-
-
-def _contents(cell):
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None  # deleted
 
 
 def _typed(s: Specialization) -> tuple:

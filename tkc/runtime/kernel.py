@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tkc.runtime.fingerprint import FunctionParts
+from tkc.runtime.fingerprint import Parts
 from tkc.runtime.specialize import Specialization
 
 if TYPE_CHECKING:
     from tkc.compiler import Compiled
 
-Namespace = dict | FunctionParts
+Namespace = dict | Parts
 # (namespace, name, value): what must stay so for a launch cache to be used
 Watch = tuple[Namespace, Any, Any]
 Extents = tuple[int, int, int]

@@ -43,14 +43,14 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache, reduce
 from pathlib import Path
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any, NamedTuple
 
 from tkc.errors import Error
 from tkc.ir.interface import Parameter
 from tkc.runtime import driver
 from tkc.runtime.arrays import describe
-from tkc.runtime.fingerprint import FunctionParts
+from tkc.runtime.fingerprint import Parts
 from tkc.runtime.handed import handing, watch_handing, watch_tables
 from tkc.runtime.kernel import CallLauncher, Kernel, Watch
 from tkc.runtime.launch import Launch, Packed
@@ -80,6 +80,7 @@ BYTES_8, BYTES_4, AS_FLOAT32, UNCHANGED = 0, 1, 2, 255
 IN_PYTHON = (1 << 64) - 1
 
 FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__")
+CONTENTS = "cell_contents"  # what a variable of a closure holds
 # Fields of a cache as machine code reads it, 8 bytes each.
 FIELDS = (
     "positional",
@@ -302,33 +303,38 @@ def _one_exchange(kinds: Sequence[tuple[type, int]], tensor: int = TENSOR) -> Ex
 def _methods_for(watched: Sequence[Watch]) -> tuple[_Method, ...] | None:
     """The methods, where machine code can compare what is watched."""
     spaces = {type(space) for space, *_ in watched}
-    if FunctionParts in spaces and _places_of_parts() is None:
+    if Parts in spaces and _places_of_parts() is None:
         return None
-    return _methods() if spaces <= {dict, FunctionParts} else None
+    return _methods() if spaces <= {dict, Parts} else None
 
 
 @cache
 def _places_of_parts() -> dict[str, int] | None:
-    """Where CPython's functions hold what may be replaced, in bytes; None where it is not found."""
+    """Where CPython's functions and cells hold what may be replaced, in bytes; None where it is not
+    found.
+    """
 
     def sample(_: int = 0, *, _named: int = 0) -> None: ...
 
-    size = type(sample).__basicsize__
-    words = struct.unpack(f"<{size // 8}Q", ctypes.string_at(id(sample), size))
-    parts = {name: id(getattr(sample, name)) for name in FUNCTION_PARTS}
-    if any(words.count(at) != 1 for at in parts.values()):
-        return None
-    return {name: 8 * words.index(at) for name, at in parts.items()}
+    found: dict[str, int] = {}
+    for owner, names in ((sample, FUNCTION_PARTS), (CellType(object()), (CONTENTS,))):
+        size = type(owner).__basicsize__
+        words = struct.unpack(f"<{size // 8}Q", ctypes.string_at(id(owner), size))
+        parts = {name: id(getattr(owner, name)) for name in names}
+        if any(words.count(at) != 1 for at in parts.values()):
+            return None
+        found |= {name: 8 * words.index(at) for name, at in parts.items()}
+    return found
 
 
 def _watched_words(space: Any, name: str, value: object) -> tuple[int, int, int]:
     """What is watched as machine code reads it: a dictionary, a name and the value; or the address
-    of a part of a function, 0 and the part.
+    of a part of a function or a cell, 0 and the part.
     """
-    if isinstance(space, FunctionParts):
+    if isinstance(space, Parts):
         places = _places_of_parts()
         assert places is not None  # `_methods_for` has asked
-        return id(space.function) + places[name], 0, id(value)
+        return id(space.owner) + places[name], 0, id(value)
     return id(space), id(name), id(value)
 
 
