@@ -114,7 +114,7 @@ def contest(seed: int, s: int = 8192, causal: bool = False, d: int = 128) -> Con
         )()
 
     flops = 4 * batch * heads * s * s * d * (0.5 if causal else 1)
-    kind, bound, (rows, columns, co_resident) = (
+    kind, bound, (rows, columns, co_resident, _) = (
         "causal" if causal else "full",
         asked(d, causal, s),
         block_of(q, k, v, causal, None),

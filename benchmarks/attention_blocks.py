@@ -86,7 +86,7 @@ def contest(seed: int, d: int = 64, s: int = 4096, causal: bool = False) -> Cont
             "EFFICIENT", q.float(), k.float(), v.float(), is_causal=causal
         )()
 
-    kind, (rows, columns, co_resident) = (
+    kind, (rows, columns, co_resident, _) = (
         "causal" if causal else "full",
         block_of(q, k, v, causal, None),
     )

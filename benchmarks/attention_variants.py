@@ -194,7 +194,7 @@ def forward(
                 ),
             ),
         )
-    kind, (rows, columns, co_resident) = (
+    kind, (rows, columns, co_resident, _) = (
         "causal" if causal else "full",
         block_of(q, k, v, causal, window),
     )
