@@ -1,5 +1,6 @@
 """Random kernels, a fixed budget of them; the generator and the reducer."""
 
+import ast
 from dataclasses import fields, replace
 
 import numpy as np
@@ -212,6 +213,16 @@ def test_bytes_of_a_row_that_are_not_one_threads():
 def test_a_row_that_is_stored_and_added_up_behind_that():
     """fit-rows had read the second row before the first one was stored."""
     assert not [str(f) for f in check(kernel(200122)) if f.kind != "refused"]
+
+
+def test_no_value_has_the_name_of_a_parameter():
+    """Seeds of which one had: a view that a kernel makes was named as an array that it writes."""
+    for seed in (1, 261, 641, 901, 5751, 6201, 330008281, *range(100)):
+        *_, function = ast.parse(kernel(seed).source).body
+        assert isinstance(function, ast.FunctionDef)
+        names = [n for n in ast.walk(function) if isinstance(n, ast.Name)]
+        stored = {n.id for n in names if isinstance(n.ctx, ast.Store)}
+        assert stored.isdisjoint(a.arg for a in function.args.args), seed
 
 
 def test_every_option_of_a_launch_is_drawn():

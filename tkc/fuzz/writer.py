@@ -23,6 +23,7 @@ from tkc.fuzz.grammar import (
 T = TypeVar("T")
 # What is in scope: tiles, names that may be bound again, and indices with their bounds.
 Scope = tuple[list[Tile], set[str], dict[str, tuple[int, int]]]
+LETTERS_OF_PARAMETERS = "anostwx"
 MOST_ELEMENTS = 4096  # of a tile
 SHARE_APART = 0.2  # of kernels that have one of the forms below
 UNEVEN = 0.6  # of loads by pointers, indices that are no range
@@ -89,9 +90,9 @@ class SourceWriter:
         return self.random.random() < p
 
     def fresh(self, letter: str = "v") -> str:
-        """A name that nothing has."""
+        """A name that nothing has. (Arrays and numbers that are parameters are counted apart.)"""
         self.count += 1
-        return f"{letter}{self.count}"
+        return f"{letter * (1 + (letter in LETTERS_OF_PARAMETERS))}{self.count}"
 
     def enter(self) -> Scope:
         """Begins a block of statements; returns what `leave` needs at its end."""
