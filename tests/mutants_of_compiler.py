@@ -116,6 +116,7 @@ CHOOSING = (
 # functions whose answers do so in modules of which others refuse
 CHOOSING_FUNCTIONS = (
     "fetch_ahead.py _feeds",
+    "index_registers.py _gains",
     "merge_loads.py _may_gain",
     "planning/meetings.py multiplies_in_turn",
     "select_layouts.py _pays_to_load_again",
@@ -134,7 +135,11 @@ DANGERS = (
     "_is_handed_on",
     "_is_part",
     "_is_passed",
+    "_is_steered",
     "_is_written",
+    "_may_be_none",
+    "_may_lie_apart",
+    "_may_wrap",
     "_meet",
     "_overlap",
     "may_lie_before",

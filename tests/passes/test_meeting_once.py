@@ -90,6 +90,23 @@ def test_the_extreme_and_its_last_place_are_right(n, warps, dtype):
     assert count(modules[LAST], threads.BlockBarrier) == 1
 
 
+def place_below(x, out, N: tkc.constexpr):
+    """Where the first element is that is less than the largest."""
+    v = tkc.load(x.ptr + tkc.arange(0, N))
+    below = tkc.where(v < tkc.max(v, axis=0), tkc.arange(0, N), N)
+    tkc.store(out.ptr, tkc.min(below, axis=0))
+
+
+def test_what_is_less_than_an_extreme_may_be_in_another_warp():
+    """The largest of a warp is less than that of all."""
+    modules, _ = compiled(traced(place_below, FLOATS, INTEGERS, N=1024), num_warps=4)
+    assert not any(count(m, shared.SpreadPartial) for m in modules.values())
+    x, out = np.full(1024, 3, np.float32), np.zeros(1, np.int32)
+    x[1000] = 4
+    machine.run(modules[LAST], [x, out], (1, 1, 1))
+    assert out == 0
+
+
 def counted(x, out, N: tkc.constexpr):
     """How many are the largest, and twice how many are not."""
     v = tkc.load(x.ptr + tkc.arange(0, N))

@@ -325,6 +325,26 @@ def test_an_iteration_that_does_not_exist_promises_nothing(m):
     compared(promised_blocks, m=m)
 
 
+def promised_one_after_the_other(x, rows, o, depth, m):
+    """The same of as many iterations as a launch says, blocks by arrays and by pointers."""
+    acc, r, c = tkc.zeros((N, N)), tkc.arange(N), tkc.arange(N)
+    for i in tkc.range(0, m):
+        at = tkc.multiple_of(tkc.where(i < m, 4 * i, 3), 4)
+        acc += tkc.load(x, (0, at), (N, N))
+    for i in tkc.range(0, m):
+        at = tkc.multiple_of(tkc.where(i < m, 4 * i, 3), 4)
+        acc += tkc.load(x.ptr + r[:, None] * x.strides[0] + (at + c)[None, :])
+    for i in tkc.range(0, m):
+        at = tkc.multiple_of(tkc.where(i < m, 4 * i, 3), 4)
+        acc = tkc.dot(tkc.load(x, (at, 0), (N, N)), tkc.load(x, (0, at), (N, N)), acc)
+    tkc.store(o, (0, 0), acc)
+
+
+@pytest.mark.parametrize("m", [1, 4])
+def test_the_iteration_behind_the_last_promises_nothing(m):
+    compared(promised_one_after_the_other, m=m)
+
+
 def beside_the_first(x, rows, o, depth, first, end):
     """Rows that are near the first one, whatever its number is."""
     r, c, acc = tkc.arange(N), tkc.arange(N), tkc.zeros((N, N))

@@ -231,6 +231,18 @@ def test_numbers_are_looked_into_eight_deep(deep, known):
     assert scalars.is_never_negative(scalars.of(store.offsets[0]), set()) == known
 
 
+@pytest.mark.parametrize(
+    "coefficient, held",
+    [(2_000_000, True), (3_000_000, False), (-2_000_000, True), (-3_000_000, False)],
+)
+def test_which_terms_32_bits_hold(coefficient, held):
+    """Of a remainder of 1000, whose sign is n's where n is not 0 or more."""
+    module = traced(numbered, n1, number(), FUNCTION=lambda i, n: i + tkc.maximum(n, 0) % 1000)
+    (rest,) = named(module, "mod")
+    scalars = Scalars()
+    assert scalars.fits((scalars.number_of(rest.result),), coefficient) == held
+
+
 # ---- affine tiles
 WRAPPED = Affine(strides=((0, ONE),), wrapped=((0, Wrapped(Polynomial(), ONE)),))
 
@@ -275,6 +287,27 @@ def test_which_quotients_and_remainders_are_forms(function, kind, known):
     module = traced(numbered, n1, number(), FUNCTION=function)
     (op,) = named(module, kind)
     assert is_counted(Forms.of(kernel_of(module), {}).get(op.result)) == known
+
+
+def hashed(o, FUNCTION: tkc.constexpr):
+    p = tkc.program_id(0)
+    h = (((p * 31 + 7) * 31 + 5) * 31 * 31 + 3) * 31 * 31
+    tkc.store(o, (0,), tkc.arange(64) < FUNCTION(h))
+
+
+@pytest.mark.parametrize(
+    "function, exact",
+    [
+        (lambda h: h + 1, False),
+        (lambda h: h % 64, True),  # a number of its own, whatever it is made of
+        (lambda h: h % 64 + h, False),
+    ],
+)
+def test_which_bounds_are_what_their_form_says(function, exact):
+    """Hashes wrap."""
+    module = traced(hashed, array(tkc.bool_), FUNCTION=function)
+    (less,) = named(module, "lt")
+    assert Forms.of(kernel_of(module), {}).is_exact(less.args[1], ()) == exact
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ class Scalars:
 
     def is_atom(self, value: SSAValue, polynomial: Polynomial) -> bool:
         """Whether a polynomial is that of a value as an atom."""
-        return value in self._numbers and polynomial == self.atom(value)
+        return polynomial == self.atom(value)
 
     @property
     def known(self) -> Mapping[SSAValue, Polynomial]:

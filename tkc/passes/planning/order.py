@@ -214,12 +214,11 @@ def keep_in_order(
             continue
         steered = _is_steered(op, changed)
         moved_by = changed.intersection(sources(op.operands))
-        if not (steered or moved_by or written_before(op, overlaps)):
-            continue
-        if awaited and not steered and _can_wait(op, moved_by, overlaps):
-            waits = True
-        else:
-            load_by_consumers(op, Why.MOVED if steered or moved_by else Why.WRITTEN)
+        if steered or moved_by or written_before(op, overlaps):
+            if awaited and not steered and _can_wait(op, moved_by, overlaps):
+                waits = True
+            else:
+                load_by_consumers(op, Why.MOVED if steered or moved_by else Why.WRITTEN)
     return waits
 
 
