@@ -288,3 +288,29 @@ def test_the_only_row_of_a_large_array(kernel, stride, m):
     comparison = Comparison(trace(kernel, signature(Specialization(known))), make, (1,))
     found = [comparison.cpu(), *comparison.passes(Variant("sm_80", 1, 1))]
     assert not [failure for failure in found if failure is not None]
+
+
+def multiplied(x, o, s):
+    at = s[0].to(tkc.int32) * s[1].to(tkc.int32)
+    tkc.store(o, (0,), tkc.load(x, (at,), (16,)))
+
+
+def raised(x, o, s):
+    at = (s[0].to(tkc.int32) & (1 << 30) - 1) * 4 + 5
+    tkc.store(o, (0,), tkc.load(x, (at,), (16,)))
+
+
+@pytest.mark.parametrize("kernel", [multiplied, raised])
+@pytest.mark.parametrize("number", [1, 65535, (1 << 30) - 9])
+def test_a_product_of_loaded_numbers_that_wraps_is_before_the_array(kernel, number):
+    """Factors that are not negative have a negative product of 32 bits, which has no element."""
+    dtype = tkc.uint16 if kernel is multiplied else tkc.int32
+    module = traced(kernel, array(tkc.float32), array(tkc.float32), array(dtype))
+
+    def make() -> dict:
+        x, o = np.arange(1, 33, dtype=np.float32), np.full(16, 7, np.float32)
+        return {"x": x, "o": o, "s": np.array([number] * 2).astype(dtype.name)}
+
+    comparison = Comparison(module, make, (1,))
+    found = [comparison.cpu(), *comparison.passes(Variant("sm_80", 1, 1))]
+    assert not [failure for failure in found if failure is not None]
