@@ -122,6 +122,15 @@ def test_fma_rounds_once():
     assert evaluate(lambda x, y: C["fma"](x, x, y).result, a, c)[0] == 2.0**-24
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_fma_of_zeros_has_their_sign(dtype):
+    a, b, c = (
+        np.array(x, dtype) for x in ([-0.0, -0.0, 0.0, 2.0], [0.0] * 4, [-0.0, 0.0, -0.0, 0.0])
+    )
+    found = evaluate(lambda x, y, z: C["fma"](x, y, z).result, a, b, c)
+    assert np.signbit(found).tolist() == [True, False, False, False]
+
+
 @pytest.mark.parametrize(
     "source,target,x,want",
     [

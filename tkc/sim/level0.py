@@ -217,7 +217,8 @@ def _fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     back = total - product
     lost = (product - (total - back)) + (c - back)
     exact = total + (lost + rest)
-    return np.where(np.isfinite(plain) & np.isfinite(exact), exact, plain)
+    # a zero has a sign; of what is not finite, `exact` is not either
+    return np.where(np.isfinite(exact) & (exact != plain), exact, plain)
 
 
 def _div_trunc(a: np.ndarray, b: np.ndarray) -> np.ndarray:

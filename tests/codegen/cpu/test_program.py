@@ -393,6 +393,28 @@ def test_code_for_a_processor_without_avx512():
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names an x86 processor")
+@pytest.mark.parametrize("processor", [None, "haswell"])
+def test_a_table_of_addresses_that_ends_within_a_tile(processor):
+    """Pointers that a mask says are there are loaded as the integers of their size."""
+    table = '!tile.array<?x!tile.ptr<f32>, "shape 1 strides =1 align 8">'
+    array, pointers = '!tile.array<?xf32, "shape 1 strides =1 align 4">', "20x!tile.ptr<f32>"
+    module = parse(f"""builtin.module {{ tile.kernel @k(%t: {table}, %y: {array}) {{
+      %z = tile.constant 0 : i32
+      %p = tile.load %t[%z] {{extents = array<i64: 20>}} : ({table}, i32) -> !tile.tile<{pointers}>
+      %i = tile.arange 0 : !tile.tile<20xi32>
+      %n = tile.constant 17 : !tile.tile<20xi32>
+      %m = tile.lt %i, %n : !tile.tile<20xi32>
+      %x = tile.load_pointers %p mask %m
+        : (!tile.tile<{pointers}>, !tile.tile<20xi1>) -> !tile.tile<20xf32>
+      tile.store %y[%z] %x {{extents = array<i64: 20>}} : ({array}, i32, !tile.tile<20xf32>)
+      tile.return }} }}""")
+    x, out = np.arange(1, 65, dtype=np.float32), np.zeros(20, np.float32)
+    addresses = x.ctypes.data + 12 * np.arange(17)
+    compile(module, processor=processor).run([addresses, out], (1,))
+    assert (out[:17] == x[:51:3]).all() and not out[17:].any()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names an x86 processor")
 @pytest.mark.parametrize("dtype", [np.int8, np.float16, ml_dtypes.bfloat16, np.float32])
 def test_accesses_that_no_instruction_masks_are_written_once(dtype):
     """A branch for each lane, which takes most of the time of compiling, stands once for all loads

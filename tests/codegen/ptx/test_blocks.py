@@ -288,3 +288,70 @@ def test_the_only_row_of_a_large_array(kernel, stride, m):
     comparison = Comparison(trace(kernel, signature(Specialization(known))), make, (1,))
     found = [comparison.cpu(), *comparison.passes(Variant("sm_80", 1, 1))]
     assert not [failure for failure in found if failure is not None]
+
+
+def multiplied(x, o, s):
+    at = s[0].to(tkc.int32) * s[1].to(tkc.int32)
+    tkc.store(o, (0,), tkc.load(x, (at,), (16,)))
+
+
+def raised(x, o, s):
+    at = (s[0].to(tkc.int32) & (1 << 30) - 1) * 4 + 5
+    tkc.store(o, (0,), tkc.load(x, (at,), (16,)))
+
+
+@pytest.mark.parametrize("kernel", [multiplied, raised])
+@pytest.mark.parametrize("number", [1, 65535, (1 << 30) - 9])
+def test_a_product_of_loaded_numbers_that_wraps_is_before_the_array(kernel, number):
+    """Factors that are not negative have a negative product of 32 bits, which has no element."""
+    dtype = tkc.uint16 if kernel is multiplied else tkc.int32
+    module = traced(kernel, array(tkc.float32), array(tkc.float32), array(dtype))
+
+    def make() -> dict:
+        x, o = np.arange(1, 33, dtype=np.float32), np.full(16, 7, np.float32)
+        return {"x": x, "o": o, "s": np.array([number] * 2).astype(dtype.name)}
+
+    comparison = Comparison(module, make, (1,))
+    found = [comparison.cpu(), *comparison.passes(Variant("sm_80", 1, 1))]
+    assert not [failure for failure in found if failure is not None]
+
+
+def from_there(x, o, s):
+    tkc.store(o, (0, 0), tkc.load(x[s[0] :], (0, 0), (8, 64)))
+
+
+def up_to_there(x, o, s):
+    tkc.store(o, (0, 0), tkc.load(x[: s[0]], (0, 0), (8, 64)))
+
+
+def dots_from_there(x, o, s):
+    total, start = tkc.zeros((64, 64)), s[0]
+    for k in range(4):
+        left = tkc.load(x, (start + k * 64, 0), (64, 64))
+        total = tkc.dot(left, tkc.load(x, (k * 64, 0), (64, 64)), total)
+    tkc.store(o, (0, 0), total.to(o.dtype))
+
+
+def dots_to_there(x, o, s):
+    tile = tkc.load(x, (0, 0), (64, 64))
+    tkc.store(o, (s[0], 0), tkc.dot(tile, tile).to(o.dtype))
+
+
+@pytest.mark.parametrize("kernel", [from_there, up_to_there, dots_from_there, dots_to_there])
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("start", [0, 5, 1 << 31, (1 << 32) + 5, -(1 << 32) + 5, 1 << 33])
+def test_64_bits_of_a_place_count(kernel, target, start):
+    """Also where an instruction takes 32: what lies beyond these lies outside of the array."""
+    if kernel is from_there and start < 0:
+        return  # a view that does not exist
+    rows = array(tkc.float16, 2, shape=(None, 64), strides=(64, 1))
+    module = traced(kernel, rows, rows, array(tkc.int64))
+
+    def make() -> dict:
+        x = np.random.default_rng(0).integers(-3, 4, (256, 64)).astype(np.float16)
+        return {"x": x, "o": np.full((64, 64), 7, np.float16), "s": np.array([start])}
+
+    comparison = Comparison(module, make, (1,))
+    variants = [Variant(target, 4, stages, each=False) for stages in (1, 3)]
+    found = [comparison.cpu(), *(f for v in variants for f in comparison.passes(v))]
+    assert not [failure for failure in found if failure is not None]

@@ -52,6 +52,52 @@ def test_every_code(dtype, name):
     assert (back.view(np.uint8) == codes.view(np.uint8)).all()
 
 
+def moved_one_by_one(x, out, N: tkc.constexpr):
+    for i in range(N):
+        tkc.store(out, (i,), x[i])
+
+
+def moved_as_what_is_absent(x, out, N: tkc.constexpr):
+    tkc.store(out, (0,), tkc.load(x, (N,), (N,), other=tkc.load(x, (0,), (N,))))
+
+
+def moved_where_a_mask_says_so(x, out, N: tkc.constexpr):
+    i = tkc.arange(N)
+    spare = tkc.load(x, (0,), (N,))
+    tkc.store(out, (0,), tkc.load(x.ptr + i, mask=i % 3 == 1, other=spare))
+
+
+def moved_twice(x, out, N: tkc.constexpr):
+    i = tkc.arange(2 * N) // 2
+    tkc.store(out, (0,), tkc.load(x.ptr + i).reshape(N, 2)[:, 0])
+
+
+def moved_by_one_thread_each(x, out, N: tkc.constexpr):
+    tkc.store(out, (0,), tkc.load(x.ptr + tkc.arange(N), sem="relaxed"))
+
+
+@TARGETS
+@pytest.mark.parametrize("dtype", NAMES, ids=str)
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        moved_one_by_one,
+        moved_as_what_is_absent,
+        moved_where_a_mask_says_so,
+        moved_twice,
+        moved_by_one_thread_each,
+    ],
+)
+def test_what_is_moved_is_not_rounded(kernel, dtype, name):
+    """An infinity stays one."""
+    codes = np.arange(256, dtype=np.uint8).view(dtype)
+    module = traced(kernel, array(NAMES[dtype]), array(NAMES[dtype]), N=256)
+    pipeline.run(module, target(name), Options())
+    found = run(emit(module, target(name)), [codes, np.zeros(256, dtype)])[1]
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(np.float64(found), np.float64(codes))
+
+
 @TARGETS
 @pytest.mark.parametrize("dtype", NAMES, ids=str)
 def test_every_rounding(dtype, name):

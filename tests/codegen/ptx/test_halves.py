@@ -58,6 +58,11 @@ def converted(x, out):
 
 
 @tkc.jit
+def shifted(x, out, BY: tkc.constexpr, MASK: tkc.constexpr):
+    tkc.store(out, (0,), (tkc.load(x, (0,), (N,)) >> BY & MASK).to(out.dtype))
+
+
+@tkc.jit
 def less(x, out, BY: tkc.constexpr):
     tkc.store(out, (0,), (BY - tkc.load(x, (0,), (N,))) * 3.0)
 
@@ -201,6 +206,19 @@ def test_integers_of_few_bits_that_threads_shift(by, mask, taken, chosen, source
     used = [r for r in shifted if re.search(rf"prmt.b32 %r\d+, .*{r}\b", text)]
     if source == np.int32:
         assert shifted and chosen == (not used)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("mask", [0x7F, 0x1FF, 0x3FF, 0x7FFF])
+@pytest.mark.parametrize("by", [0, 4, 6, 7, 8, 9, 12, 15, 20, 23, 28])
+@pytest.mark.parametrize("source", [np.uint16, np.int16, np.uint32, np.int32])
+def test_integers_of_two_bytes_that_are_shifted(source, by, mask, dtype):
+    """Float16 has digits for more than a byte: the byte behind the first one counts, too."""
+    x = words(source)
+    out = np.zeros(N, dtype)
+    ran(shifted, x, out, BY=by, MASK=mask)
+    wanted = x.astype(np.int64) >> by & mask
+    np.testing.assert_array_equal(out, wanted.astype(np.float32).astype(dtype))
 
 
 @pytest.mark.parametrize("source", [np.int8, np.uint8, np.int16])

@@ -456,6 +456,19 @@ def test_atomic_results():
     check(tickets, [numbers(50, np.int32), np.array([3], np.int32), np.zeros(50, np.int32)], N=50)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+def test_a_scalar_is_exchanged_for_what_was_read(dtype):
+    """A NaN, too, and not a zero of the other sign."""
+
+    def exchanges(x, o, N: tkc.constexpr):
+        for i in range(N):
+            tkc.store(o, (i,), tkc.atomic_cas(x.ptr + i, x[i], x[N]))
+            tkc.store(o, (N + i,), tkc.atomic_cas(x.ptr + i, -x[i], x[0]))
+
+    x = np.array([1, np.nan, -0.0, 0.0, np.inf, -np.nan, 5], np.float32).astype(dtype)
+    check(exchanges, [x, np.zeros(12, dtype)], N=6)
+
+
 def test_acquire_and_release():
     """One thread asks, all hear the answer; what the block wrote comes before the release."""
 

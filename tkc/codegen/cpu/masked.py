@@ -33,7 +33,9 @@ def masked_load(f: Function, t: str, pointer: str, mask: str, size: int, width: 
     """`width` elements of type t, of `size` bytes each, from memory; 0 where the mask says no."""
     held = vec(t, width)
     if X86 and not f.module.masks_short and size >= SMALLEST_MASKED:
-        return _by_name(f, t, pointer, mask, size, width)
+        word = "i64" if t == "ptr" else t
+        found = _by_name(f, word, pointer, mask, size, width)
+        return f.cast("inttoptr", word, found, t, width) if t == "ptr" else found
 
     def part(g: Function, at: str, lanes: str) -> str:
         return g.call(

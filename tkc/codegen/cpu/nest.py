@@ -21,8 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from xdsl.dialects import scf
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from tkc.codegen.cpu import functions, numbers
 from tkc.codegen.cpu.emit import LANES, Function, Section, iota, literal, suffix, vec
@@ -44,7 +43,6 @@ from tkc.ir.types import (
     TileType,
     bits,
     element_of,
-    is_bool,
     is_integer,
     is_unsigned,
     pointee_of,
@@ -600,7 +598,9 @@ class Nest:
             at = Chunk(i.base, i.step, i.depth)
             if i.base != "0" or i.step:
                 moves.append(Move(at, stride, known))
-            places.append(Place(at, *self._range_from(start, limit, nonnegative(offset))))
+            found = self.ranges.of(offset)
+            nonnegative = found is not None and found.lo >= 0
+            places.append(Place(at, *self._range_from(start, limit, nonnegative)))
         return base, moves, places
 
     def _moved_base(self, base: str, start: str, stride: str, size: int) -> str:
@@ -781,37 +781,3 @@ def moves_elements(op: Operation) -> bool:
     return isinstance(op, tile.Reshape) and (
         unit_reshape(tile_type(op.arg).extents, tile_type(op.result).extents) is None
     )
-
-
-def nonnegative(v: SSAValue, depth: int = 12) -> bool:
-    """Whether a scalar can be seen not to be negative."""
-    if depth == 0:
-        return False
-    op = v.owner
-    if isinstance(op, Block):
-        loop = op.parent_op()
-        return isinstance(loop, scf.ForOp) and v is op.args[0] and nonnegative(loop.lb, depth - 1)
-    match op:
-        case tile.Constant():
-            return op.number >= 0
-        case tile.ProgramId() | tile.NumPrograms() | tile.Dim():
-            return True
-        case tile.Multiple():
-            return nonnegative(op.operands[0], depth - 1)
-        case ew.Cast() if is_bool(op.operands[0].type):
-            return True
-        case ew.Cast():
-            return _keeps_numbers(op) and nonnegative(op.operands[0], depth - 1)
-        case ew.Elementwise() if op.fn.name in ("add", "mul") and bits(element_of(v.type)) < 32:
-            return is_unsigned(v.type)
-        case ew.Elementwise() if op.fn.name in (
-            *("add", "mul", "max", "min", "floordiv", "mod", "div_trunc", "rem_trunc"),
-        ):
-            return all(nonnegative(x, depth - 1) for x in op.operands)
-    return is_unsigned(v.type)
-
-
-def _keeps_numbers(op: ew.Cast) -> bool:
-    """Whether a cast of integers wraps none that is not negative."""
-    known, whole = bounds(op.arg.type), bounds(op.result.type)
-    return known is not None and whole is not None and known.hi <= whole.hi

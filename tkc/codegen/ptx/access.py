@@ -90,7 +90,8 @@ class _Load:
 
     def packed_other(self, first: int, count: int = 1) -> Integer:
         """A register of absent elements."""
-        return self.e.packed([self.other(first + k) for k in range(count)], self.t.element)
+        others = [self.other(first + k) for k in range(count)]
+        return self.e.packed(others, self.t.element, exact=True)
 
     def half_registers(self, n: int) -> Tile:
         """Two bytes at a time, which are all there."""
@@ -266,7 +267,7 @@ def _load_element(e: Emitter, at: Group, element: Attribute, other: Operand, nam
     raw = w.new("b64" if width == 64 else "b32")
     target = w.new("b16") if width == 16 else raw
     if isinstance(at.held, str):
-        absent = bool_bits(e, other) if is_bool(element) else e.packed([other], element)
+        absent = bool_bits(e, other) if is_bool(element) else e.packed([other], element, exact=True)
         if width == 16:
             _move_half(e, target, absent)
         else:
@@ -292,6 +293,6 @@ def store_element(
 def stored(e: Emitter, element: Attribute, x: Operand) -> str:
     """A widened element in a register from which its own width can be stored."""
     width, w = bits(element), e.w
-    value = bool_bits(e, x) if is_bool(element) else e.packed([x], element)
+    value = bool_bits(e, x) if is_bool(element) else e.packed([x], element, exact=True)
     raw = w.register(value, "b64" if width == 64 else "b32")
     return w.op("cvt.u16.u32", "b16", raw) if width == 16 else raw

@@ -148,7 +148,13 @@ class Update:
         before = e.unpacked(part, t)
         if self.kind == "compare" and expected is not None:
             wanted = w.op("bfe.u32", "b32", w.register(e.packed([expected], t)), 0, width)
-            return select(e, t, w.op("setp.eq.b32", "pred", part, wanted), x, before)
+            alike = w.op("setp.eq.b32", "pred", part, wanted)
+            if is_float(t):  # a scalar, of which no NaN kept its bits when it was widened
+                odd = (
+                    w.op("setp.nan.f32", "pred", v, v) for v in map(w.register, (before, expected))
+                )
+                alike = w.op("or.pred", "pred", alike, w.op("and.pred", "pred", *odd))
+            return select(e, t, alike, x, before)
         return function(e, self.kind, t, (before, x))
 
 

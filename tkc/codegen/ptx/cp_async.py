@@ -150,9 +150,8 @@ def _filled(e: Emitter, op: threads.CpAsync, target: Group, where: Operand, r: i
     warps = copies(e.instance.warps)
     layout = Layout((v,), (Digit(v, 0, 1),), (copies(32),), (warps,))
     spare = otherwise(e, op.other)
-    value = e.build(
-        TileType((v,), array_type(op.array).element, layout), [spare(r + i) for i in range(v)]
-    )
+    t = TileType((v,), array_type(op.array).element, layout)
+    value = e.build(t, [spare(r + i) for i in range(v)], exact=True)
     place = Group(target.address, target.offset, where)
     store_tile(e, value, v, lambda _: place, "shared")
 

@@ -98,7 +98,7 @@ def broadcast_tile(
     """
     layout, size = layout_of(t), size_of(t.element)
     if is_first_copy(e, layout) is True and layout.register_replication == 1:
-        return e.build(t, found)
+        return e.build(t, found, exact=True)
     steps = {a: size * prod(layout.padded_shape[a + 1 :]) for a in range(layout.rank)}
     own, slot = e.own_scratch(size * prod(layout.padded_shape))
     base = e.w.op("add.s32", "b32", own, thread_offset(e, layout, steps))
@@ -327,7 +327,7 @@ def load_pointers(e: Emitter, op: tile.LoadPointers) -> None:
         for first in range(0, layout.num_registers, alike):
             x = load_element(e, places(first), t.element, absent(first), "global")
             elements += [x] * alike
-        return e.set(op.result, e.build(t, elements, into))
+        return e.set(op.result, e.build(t, elements, into, exact=True))
     e.set(op.result, load_tile(e, t, v, places, absent, "global", into=into))
 
 

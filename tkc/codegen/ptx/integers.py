@@ -5,9 +5,11 @@ from __future__ import annotations
 from tkc.codegen.ptx.emitter import Emitter
 from tkc.codegen.ptx.provenance import masked_by
 from tkc.codegen.ptx.writer import Integer
+from tkc.ir.ranges import Range
 
 # (a & b) | c and (a & b) ^ c, as lop3 has them
 LUT = {"or": 0xEA, "xor": 0x6A}
+LEAST, LARGEST = -(1 << 31), (1 << 31) - 1  # of 32 bits
 
 
 def is_power_of_two(n: int) -> bool:
@@ -80,6 +82,19 @@ def wide(e: Emitter, x: Integer, unsigned: bool = False) -> Integer:
 def narrowed(e: Emitter, x: Integer) -> Integer:
     """A 64-bit integer that is known to fit as 32 bits."""
     return e.w.op("cvt.u32.u64", "b32", x) if isinstance(x, str) and x.startswith("%d") else x
+
+
+def saturated(e: Emitter, x: Integer, known: Range | None = None) -> Integer:
+    """An integer, of range `known`, as the nearest of 32 bits."""
+    if not isinstance(x, str):
+        return min(max(x, LEAST), LARGEST)
+    if is_narrow(x):
+        return x
+    if known is None or known.lo < LEAST:
+        x = e.w.op("max.s64", "b64", x, LEAST)
+    if known is None or known.hi > LARGEST:
+        x = e.w.op("min.s64", "b64", x, LARGEST)
+    return narrowed(e, x)
 
 
 def displaced(

@@ -14,12 +14,14 @@ from tkc.codegen.ptx.integers import (
     is_power_of_two,
     narrowed,
     remainder,
+    saturated,
     wide,
 )
 from tkc.codegen.ptx.values import Array, Tile, element_count, packing, registers_of, to_bits
 from tkc.codegen.ptx.writer import Integer
 from tkc.ir import shared, threads, tile
 from tkc.ir.interface import Parameter
+from tkc.ir.ranges import Range
 from tkc.ir.types import PointerType, TileType, bits, is_bool
 from tkc.ir.values import array_type
 
@@ -218,24 +220,28 @@ def view(e: Emitter, op: tile.View) -> None:
     View(e, op).set()
 
 
+Part = tuple[Integer, Range | None, Integer]
+
+
 class View:
     """An array seen through indices and slices."""
 
     def __init__(self, e: Emitter, op: tile.View):
         self.e, self.op, self.array = e, op, e.array(op.array)
-        offsets = [e.integer(v) for v in op.offsets]
+        offsets = iter([(e.integer(v), e.ranges.of(v)) for v in op.offsets])
         self.starts: list[tuple[int, Integer]] = []  # (axis of the array, first element)
-        # axes of the array that stay, with the first and the last element of those that are sliced
-        self.axes: list[tuple[int, tuple[Integer, Integer] | None]] = []
+        # axes of the array that stay, with the first element of those that are sliced, its range,
+        # and the last element
+        self.axes: list[tuple[int, Part | None]] = []
         for axis, kind in enumerate(k.data for k in op.kinds if isinstance(k, StringAttr)):
-            if kind == "index":
-                self.starts.append((axis, offsets.pop(0)))
-            elif kind == "slice":
-                first, stop = offsets.pop(0), offsets.pop(0)
+            part: Part | None = None
+            if kind != "all":
+                first, known = next(offsets)
                 self.starts.append((axis, first))
-                self.axes.append((axis, (first, stop)))
-            else:
-                self.axes.append((axis, None))
+                if kind == "slice":
+                    part = first, known, next(offsets)[0]
+            if kind != "index":
+                self.axes.append((axis, part))
 
     def set(self) -> None:
         """Records the view as what the operation's result is."""
@@ -273,7 +279,10 @@ class View:
         assert long is not None
 
         def make() -> Integer:
-            return long(axis) if part is None else _long_part(self.e, long(axis), *part)
+            if part is None:
+                return long(axis)
+            first, _, stop = part
+            return _long_part(self.e, long(axis), first, stop)
 
         return self.e.w.memo((self.op.result, i, "long"), make)
 
@@ -296,8 +305,10 @@ def _clamped(e: Emitter, x: Integer) -> Integer:
     return e.w.op("cvt.u32.u64", "b32", e.w.op("min.s64", "b64", x, largest))
 
 
-def _part(e: Emitter, extent: Integer, first: Integer, stop: Integer) -> Integer:
-    """max(0, min(stop, extent) - first)."""
+def _part(
+    e: Emitter, extent: Integer, first: Integer, known: Range | None, stop: Integer
+) -> Integer:
+    """max(0, min(stop, extent) - first), for a first element of range `known`."""
     w = e.w
     if isinstance(stop, str) and stop.startswith("%d"):
         stop = w.op("cvt.u32.u64", "b32", w.op("min.s64", "b64", stop, wide(e, extent)))
@@ -307,7 +318,7 @@ def _part(e: Emitter, extent: Integer, first: Integer, stop: Integer) -> Integer
         stop = w.op("min.s32", "b32", extent, stop)
     else:
         stop = min(stop, extent)
-    first = narrowed(e, first)
+    first = saturated(e, first, known)
     if first == 0:
         return stop
     if not isinstance(stop, str) and not isinstance(first, str):

@@ -106,6 +106,11 @@ class _Place:
     at: Integer
     mask: int
 
+    @property
+    def is_of_two_bytes(self) -> bool:
+        """Whether the mask leaves more than the byte where it begins."""
+        return self.mask >> BYTE != 0
+
 
 def _at_a_byte(e: Emitter, made: Made, whole: int) -> _Place:
     """Where the bits of an integer begin at a byte: of what it was unpacked or shifted from, of
@@ -124,16 +129,17 @@ def _at_a_byte(e: Emitter, made: Made, whole: int) -> _Place:
 
 def _both(e: Emitter, low: _Place, high: _Place) -> str:
     """A register with what begins at the two places in its halves."""
-    key = "selector", identity(e, low.at), identity(e, high.at)
-    chosen = e.w.memo(key, lambda: _selector(e, low.at, high.at))
+    key = "selector", *((identity(e, place.at), place.is_of_two_bytes) for place in (low, high))
+    chosen = e.w.memo(key, lambda: _selector(e, low, high))
     return e.w.op("prmt.b32", "b32", low.register, high.register, chosen)
 
 
-def _selector(e: Emitter, low: Integer, high: Integer) -> Integer:
-    """Of prmt: the byte of the first register that has a bit, and that of the second one, as the
-    lower ones of halves.
+def _selector(e: Emitter, low: _Place, high: _Place) -> Integer:
+    """Of prmt: the byte of the first register where a place begins, and that of the second one, as
+    the lower ones of halves; above, the bytes behind them, where the places have bits of these.
     """
-    first, second = divide(e, low, BYTE), mul(e, divide(e, high, BYTE), 0x100)
+    first = mul(e, divide(e, low.at, BYTE), 0x11 if low.is_of_two_bytes else 1)
+    second = mul(e, divide(e, high.at, BYTE), 0x1100 if high.is_of_two_bytes else 0x100)
     return add(e, add(e, first, second), UPPER)
 
 

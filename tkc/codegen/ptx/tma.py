@@ -23,7 +23,7 @@ from xdsl.ir import SSAValue
 from tkc.codegen.ptx.barriers import WARPS_PER_WARPGROUP, by_warpgroups, warpgroup
 from tkc.codegen.ptx.emitter import Emitter, emitter
 from tkc.codegen.ptx.global_memory import one_thread
-from tkc.codegen.ptx.integers import add, mul, narrowed
+from tkc.codegen.ptx.integers import add, mul, saturated
 from tkc.codegen.ptx.mbarrier import address_of, initializing_thread
 from tkc.codegen.ptx.values import SharedView, TensorMap
 from tkc.codegen.ptx.writer import Integer
@@ -84,8 +84,8 @@ def boxes(
             f"a box of a map with panels starts at a multiple of {panel} columns, which its offset"
             " is not known to be: use a map without panels"
         )
-    # a coordinate has 32 bits, however large the array is
-    start = [narrowed(e, e.integer(o)) for o in offsets]
+    # a coordinate has 32 bits, however large the array is: what these do not hold is outside of it
+    start = [saturated(e, e.integer(o), e.ranges.of(o)) for o in offsets]
     axis, distance = shift
     start[axis] = add(e, start[axis], distance)
 
