@@ -39,6 +39,15 @@ def behind(a, b, c, d, n, N: tkc.constexpr):
 
 
 @tkc.jit
+def alone(a, b, c, d, n, N: tkc.constexpr):
+    """The transpose of what was there lies as the result does, to which it is added."""
+    m = tkc.program_id(0) * 128
+    total, old = product_of(a, b, m, N), tkc.load(c, (m, 0), (128, 128)).to(tkc.float32).T
+    tkc.atomic_add(d, (m, 0), old.to(d.dtype))
+    tkc.store(c, (m, 0), (total + old).to(c.dtype))
+
+
+@tkc.jit
 def both_ways(a, b, c, d, n, N: tkc.constexpr):
     """By parts of rows and by parts of columns."""
     m = tkc.program_id(0) * 128
@@ -81,6 +90,7 @@ def once(a, b, c, d, n, N: tkc.constexpr):
     "kernel, n",
     [
         (transposed, 128),
+        (alone, 128),
         *((kernel, n) for kernel in (behind, both_ways, once) for n in (96, 128)),
         (in_a_loop, 128),
         (in_a_branch, 128),
@@ -91,7 +101,9 @@ def test_what_was_there_is_read_before_it_is_stored_over(kernel, n, warps, dtype
     random = np.random.default_rng(0)
     a, b = (random.integers(-1, 2, s).astype(ml_dtypes.bfloat16) for s in ((256, 128), (128, n)))
     c = random.integers(-1, 2, (256, n)).astype(dtype)
-    d = np.zeros((n, 256) if kernel is both_ways else (256, n), ml_dtypes.bfloat16)
+    d = np.zeros((n, 256) if kernel is both_ways else (256, n), a.dtype)
+    if kernel is alone:  # which tensor maps add, as they do no transposes of 32 bits
+        d = d.astype(np.float32)
     want, got = ([x.copy() for x in (a, b, c, d)] for _ in range(2))
     kernel[2](*want, 2, n)
     monkeypatch.setenv("TKC_SIM", "1")
