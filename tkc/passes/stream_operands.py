@@ -120,9 +120,7 @@ class Stream:
             return isinstance(self.dots[0].parent_op(), tile.Kernel)
         mine = {*self.dots, *self.cut.loads, loop.body.block.last_op}
         others = [op for op in loop.body.block.ops if op not in mine]
-        adds_up = len(loop.results) == len(self.dots) and all(
-            simple(dot) and dot.result.has_one_use() for dot in self.dots
-        )
+        adds_up = len(loop.results) == len(self.dots) and all(simple(dot) for dot in self.dots)
         return adds_up and loop.lb.type == i32 and all(map(_is_pure, others))
 
 
