@@ -247,8 +247,9 @@ def _loads_of(dots: Iterable[tile.Dot]) -> set[Operation]:
 
     def behind(value: SSAValue) -> Sequence[SSAValue]:
         op = value.owner
-        ends = isinstance(op, Block | tile.Load | tile.Dot) or op.regions
-        return () if ends else tiles(op.operands)
+        if isinstance(op, Block | tile.Load | tile.Dot) or op.regions:
+            return ()
+        return tiles(op.operands)
 
     made = reached((v for dot in dots for v in (dot.a, dot.b)), behind)
     return {v.owner for v in made if isinstance(v.owner, tile.Load)}
