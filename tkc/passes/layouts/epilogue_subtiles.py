@@ -29,7 +29,7 @@ from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import tile
-from tkc.ir.rewrite import Builder, before, retype
+from tkc.ir.rewrite import Builder, before, loops_of, retype
 from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import (
     Walk,
@@ -527,7 +527,7 @@ class Parts:
         it is made once, for the last of the tiles that are computed of that block, of each part of
         which the part of the block lies in the same place.
         """
-        return store.parent is load.parent and all(
+        return loops_of(store) == loops_of(load) and all(
             order[reader.store] <= order[store]
             and all(axis in (None, i) for i, axis in enumerate(reader.axes))
             for reader in self.readers.get(load, ())
