@@ -144,3 +144,33 @@ def test_a_stage_that_two_dots_of_a_sum_read_is_released_once():
     level4.run(module, [a, b, c, o], (1, 1, 1))
     left, other, right = (x.astype(np.float32) for x in (a, b, c))
     assert (o == (left + other) @ right).all()
+
+
+@tkc.jit
+def stored_on_the_way(a, b, d, c, steps):
+    """A sum that each step stores, so that not all of a step is ahead of the loop, and one whose
+    dot is late. Threads read the left operand.
+    """
+    m, total, other = tkc.program_id(0) * 128, tkc.zeros((128, 128)), tkc.zeros((128, 128))
+    for k in tkc.range(0, steps, 64):
+        x = tkc.load(a, (m, k), (128, 64)) + tkc.load(d, (m, k), (128, 64))
+        y = tkc.load(b, (k, 0), (64, 128))
+        total = tkc.dot(x, y, total)
+        other = other * 0.5 - tkc.max(part := tkc.dot(x, y), axis=1)[:, None] + part
+        tkc.store(c, (m, 0), total.to(c.dtype))
+    tkc.store(c, (m, 0), (total + other).to(c.dtype))
+
+
+def test_threads_hold_no_stage_through_a_loop_that_needs_it(monkeypatch):
+    """Of a ring of two stages one had been read before the loop, and was released behind it."""
+    random = np.random.default_rng(0)
+    a, b, d = (
+        random.integers(-1, 2, s).astype(ml_dtypes.bfloat16)
+        for s in ((256, 256), (256, 128), (256, 256))
+    )
+    want, got = (np.zeros((256, 128), a.dtype) for _ in range(2))
+    stored_on_the_way[2](a, b, d, want, 256)
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    stored_on_the_way[2](a, b, d, got, 256, num_stages=2)
+    np.testing.assert_array_equal(got, want)

@@ -257,3 +257,27 @@ def test_steps_that_store_elsewhere_do_not_wait(kernel, c, waits):
     text = made.ir("insert-synchronization")
     assert "tile.tma_store" in text
     assert bool(re.search(r"tile.bulk_wait 0( \{each|\n)", text)) == waits
+
+
+@tkc.jit
+def read_in_its_loop(a, b, c, steps, N: tkc.constexpr):
+    """Of weights that are computed, which would rather be the left operand; each step stores what
+    the sum has come to.
+    """
+    m, total = tkc.program_id(0) * 128, tkc.zeros((128, N))
+    for k in tkc.range(0, steps * 64, 64):
+        weights = tkc.load(b, (k, 0), (64, N)) * 2
+        total = tkc.dot(tkc.load(a, (m, k), (128, 64)), weights, total)
+        tkc.store(c, (m, k), total.to(c.dtype))
+
+
+@pytest.mark.parametrize("swap", [None, True])
+def test_a_dot_whose_sum_its_loop_reads_is_not_swapped(swap, monkeypatch):
+    random = np.random.default_rng(0)
+    a, b = (random.integers(-1, 2, s).astype(ml_dtypes.bfloat16) for s in ((256, 128), (128, 64)))
+    want, got = (np.zeros((256, 128), a.dtype) for _ in range(2))
+    read_in_its_loop[2](a, b, want, 2, 64)
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    read_in_its_loop[2](a, b, got, 2, 64, swap_dots=swap)
+    np.testing.assert_array_equal(got, want)

@@ -163,6 +163,20 @@ def test_a_block_of_another_loop_stays_whole():
     assert sum(isinstance(op, scf.ForOp) for op in module.walk()) == 1
 
 
+def test_an_operand_that_many_tiles_are_made_of_is_looked_at_once():
+    """Of each of sixty steps the one before is read twice: 2⁶⁰ ways lead to the load."""
+
+    def halved(a, b, c):
+        x, total = tkc.load(a, (0, 0), (T, 64)), tkc.zeros((T, D))
+        for _ in range(60):
+            x = x + tkc.minimum(x, 1.0) * 0.5
+        tkc.store(c, (0, 0), tkc.dot(x, tkc.load(b, (0, 0), (64, D)), total))
+
+    module = traced(halved, b2, b2, f2)
+    dots = operations_in(level0.kernel_of(module), tile.Dot)
+    assert len(stream_operands._loads_of(dots)) == 2
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_each_level_computes_the_same(name):
     """By data flow up to level 3, then by threads in random schedules, which must be ordered."""

@@ -49,7 +49,6 @@ from tkc.ir.rewrite import (
     stamp,
 )
 from tkc.ir.scratch import scratch_of
-from tkc.ir.types import TileType
 from tkc.ir.values import (
     ancestor,
     block_of,
@@ -57,7 +56,9 @@ from tkc.ir.values import (
     is_side_effect_free,
     operations_in,
     owner_op,
+    reached,
     tile_type,
+    tiles,
 )
 from tkc.passes import PassContext
 from tkc.passes.analysis.alias import Overlaps, apart, unseen, writes
@@ -119,9 +120,7 @@ class Stream:
             return isinstance(self.dots[0].parent_op(), tile.Kernel)
         mine = {*self.dots, *self.cut.loads, loop.body.block.last_op}
         others = [op for op in loop.body.block.ops if op not in mine]
-        adds_up = len(loop.results) == len(self.dots) and all(
-            simple(dot) and dot.result.has_one_use() for dot in self.dots
-        )
+        adds_up = len(loop.results) == len(self.dots) and all(simple(dot) for dot in self.dots)
         return adds_up and loop.lb.type == i32 and all(map(_is_pure, others))
 
 
@@ -245,14 +244,15 @@ def _cut(dots: Sequence[tile.Dot]) -> Cut | None:
 
 def _loads_of(dots: Iterable[tile.Dot]) -> set[Operation]:
     """The blocks that operands of dots are computed of, element by element."""
-    found, work = set[Operation](), [v for dot in dots for v in (dot.a, dot.b)]
-    while work:
-        op = work.pop().owner
-        if isinstance(op, tile.Load):
-            found.add(op)
-        elif isinstance(op, Operation) and not isinstance(op, tile.Dot) and not op.regions:
-            work += [v for v in op.operands if isinstance(v.type, TileType)]
-    return found
+
+    def behind(value: SSAValue) -> Sequence[SSAValue]:
+        op = value.owner
+        if isinstance(op, Block | tile.Load | tile.Dot) or op.regions:
+            return ()
+        return tiles(op.operands)
+
+    made = reached((v for dot in dots for v in (dot.a, dot.b)), behind)
+    return {v.owner for v in made if isinstance(v.owner, tile.Load)}
 
 
 def _bytes(loads: Iterable[Operation]) -> int:

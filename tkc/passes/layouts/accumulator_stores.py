@@ -102,9 +102,15 @@ class _Stores:
     ) -> set[ResultStore]:
         """Those of accumulators' stores that go through shared memory. A warpgroup stores its rows
         when it has written them: not to memory to which another warpgroup's threads may have stored
-        before; and threads not to memory to which others may have.
+        before; and threads not to memory to which others may have. What the plan took for the other
+        way round stays in registers.
         """
-        fitting = [*stores, *(op for op in transposed if self._stored(op).transposed)]
+        fitting = [
+            op
+            for together, is_transposed in ((stores, False), (transposed, True))
+            for op in together
+            if self._stored(op).transposed is is_transposed
+        ]
         others = [op for op in self.large if op not in fitting]
         return {
             op

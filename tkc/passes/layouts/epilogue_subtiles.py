@@ -25,12 +25,26 @@ from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import NamedTuple
 
+from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 
 from tkc.ir import tile
-from tkc.ir.rewrite import Builder, before, retype
+from tkc.ir.rewrite import Builder, before, loops_of, retype
 from tkc.ir.types import TileType, bits, element_of
-from tkc.ir.values import block_of, extents_of, is_side_effect_free, layout_of, owner_op, tile_type
+from tkc.ir.values import (
+    Walk,
+    block_of,
+    extents_of,
+    index_of,
+    is_side_effect_free,
+    layout_of,
+    owner_op,
+    reached,
+    tile_type,
+    tiles,
+    without_recursion,
+    yielded_by,
+)
 from tkc.passes.analysis.alias import Overlaps, is_folded, may_meet
 from tkc.passes.analysis.mapped import of_block
 from tkc.passes.analysis.values import POINTWISE
@@ -127,13 +141,61 @@ def _widest(sizes: Sequence[int], most: int, whole: int) -> int:
     return next((size for size in sizes if size <= most and whole % size == 0), 0)
 
 
+class _Turned(NamedTuple):
+    """Of a tile: whether it is computed of a dot's result, and whether it is the transpose of what
+    that is, or of what else it is computed of.
+    """
+
+    of_dot: bool
+    transposed: bool
+
+
 def _is_transpose(value: SSAValue) -> bool:
+    """Whether a tile is computed of the transpose of a dot's result, and not of one as it is; of a
+    tile that no dot makes, whether of any transpose.
+    """
+    return without_recursion(_turned(value, {})).transposed
+
+
+def _turned(value: SSAValue, known: dict[SSAValue, _Turned]) -> Walk[_Turned]:
+    """known: of tiles that several others are computed of."""
+    if value in known:
+        return known[value]
     op = value.owner
     if isinstance(op, tile.Transpose):
-        return tile_type(op.arg).rank == 2
-    return isinstance(op, POINTWISE) and any(
-        _is_transpose(v) for v in op.operands if isinstance(v.type, TileType)
-    )
+        of_dot, transposed = yield _turned(op.arg, known)
+        found = _Turned(of_dot, not transposed and tile_type(op.arg).rank == 2)
+    elif isinstance(op, POINTWISE):
+        parts = []
+        for v in tiles(op.operands):
+            parts.append((yield _turned(v, known)))
+        of_dots = [part.transposed for part in parts if part.of_dot]
+        transposed = all(of_dots) if of_dots else any(part.transposed for part in parts)
+        found = _Turned(bool(of_dots), transposed)
+    else:
+        made = reached([value], _computed_of)
+        found = _Turned(any(isinstance(v.owner, tile.Dot) for v in made), False)
+    known[value] = found
+    return found
+
+
+def _computed_of(value: SSAValue) -> Sequence[SSAValue]:
+    """The tiles, of as many axes, that a tile is computed of, around loops and out of branches."""
+    op = value.owner
+    match op:
+        case Block() if isinstance(loop := op.parent_op(), scf.ForOp) and index_of(value):
+            i = index_of(value) - 1
+            found = [loop.iter_args[i], yielded_by(op)[i]]
+        case scf.ForOp():
+            i = index_of(value)
+            found = [op.iter_args[i], yielded_by(op.body.block)[i]]
+        case scf.IfOp():
+            found = [yielded_by(region.block)[index_of(value)] for region in op.regions]
+        case Operation() if not op.regions and not isinstance(op, tile.Dot):
+            found = [v for v in tiles(op.operands) if tile_type(v).rank == tile_type(value).rank]
+        case _:
+            found = []
+    return found
 
 
 def subtile_of(store: StoredResult, groups: int, widest: int) -> tuple[int, int]:
@@ -280,6 +342,15 @@ def epilogue_of(stores: Sequence[ResultStore]) -> set[Operation]:
 
 # Where a part begins, and its extents.
 Area = tuple[tuple[int, ...], tuple[int, ...]]
+# By axis of a value the one of a store's tile that runs along it; None where its extent is 1.
+Axes = tuple[int | None, ...]
+
+
+class _Reader(NamedTuple):
+    """A store of whose tile each part needs a part of a load's block, along these axes."""
+
+    store: ResultStore
+    axes: Axes
 
 
 class Parts:
@@ -291,6 +362,7 @@ class Parts:
     def __init__(self, stores: Sequence[ResultStore], overlaps: Overlaps):
         self.overlaps = overlaps
         self.within = epilogue_of(stores)
+        self.readers = self._readers_of_loads(stores)
         self.loads = {op for op in self.within if isinstance(op, tile.Load) and self._may_move(op)}
         self.long = is_long(self.within)
         self.made: dict[tuple, SSAValue] = {}
@@ -317,18 +389,23 @@ class Parts:
 
     def fetch(self, value: SSAValue, area: Area, anchor: Operation) -> None:
         """Issues the loads among a part's sources, before the part is computed."""
+
+        def behind(part: tuple[SSAValue, Area]) -> list[tuple[SSAValue, Area]]:
+            return list(reversed(self._behind(*part)))  # those of the first operand come first
+
+        for found, part in reached([(value, area)], behind):
+            if found.owner in self.loads and part[1] != extents_of(found):
+                self._part(found, part, part, anchor)
+
+    def _behind(self, value: SSAValue, area: Area) -> list[tuple[SSAValue, Area]]:
+        """Of what a part is computed, element by element or as a view."""
         op = value.owner
-        if not isinstance(value.type, TileType) or area[1] == value.type.extents:
-            return
-        if isinstance(op, Block) or op not in self.within:
-            return
-        if op in self.loads:
-            self._part(value, area, area, anchor)
-        elif isinstance(op, (*POINTWISE, tile.Splat)):
-            for v in op.operands:
-                self.fetch(v, area, anchor)
-        elif (source := shown(op, area)) is not None:
-            self.fetch(op.operands[0], source, anchor)
+        if isinstance(op, Block) or op not in self.within or area[1] == extents_of(value):
+            return []
+        if isinstance(op, (*POINTWISE, tile.Splat)):
+            return [(v, area) for v in tiles(op.operands)]
+        source = shown(op, area)
+        return [] if source is None else [(op.operands[0], source)]
 
     def _part(self, value: SSAValue, area: Area, whole: Area, anchor: Operation) -> SSAValue:
         """A part; what it loads is loaded for the whole that it belongs to."""
@@ -388,6 +465,36 @@ class Parts:
         new.result.name_hint = op.result.name_hint
         return before(anchor, new).result
 
+    def _readers_of_loads(self, stores: Sequence[ResultStore]) -> dict[Operation, list[_Reader]]:
+        """By load the stores that parts of its block are made for."""
+        found: dict[Operation, list[_Reader]] = {}
+        for store in stores:
+            axes = tuple(range(tile_type(store.value).rank))
+            kept = (
+                v for v, n in zip(store.offsets, store.extents.get_values(), strict=True) if n >= 0
+            )
+            work: list[tuple[SSAValue, Axes]] = [
+                (store.value, axes),
+                *([] if store.mask is None else [(store.mask, axes)]),
+                *((offset, (axis,)) for axis, offset in enumerate(kept)),
+            ]
+            for value, shows in reached(work, lambda part: self._sources(*part)):
+                if isinstance(value.owner, tile.Load):
+                    found.setdefault(value.owner, []).append(_Reader(store, shows))
+        return found
+
+    def _sources(self, value: SSAValue, axes: Axes) -> list[tuple[SSAValue, Axes]]:
+        """Of which values, along which axes of a store's tile, parts of one are made."""
+        op = value.owner
+        if isinstance(op, Block) or op not in self.within:
+            return []
+        if isinstance(op, (*POINTWISE, tile.Splat)):
+            return [(v, axes) for v in tiles(op.operands)]
+        shows = _result_axes(op)
+        if shows is None:
+            return []
+        return [(op.operands[0], tuple(None if i is None else axes[i] for i in shows))]
+
     def _may_move(self, load: tile.Load) -> bool:
         """Whether a block may be loaded while other parts of the results are stored: no mask, no
         gather, and what is stored is elsewhere, or at the same place and so not this part.
@@ -395,15 +502,36 @@ class Parts:
         operands = [*load.offsets, *([] if load.other is None else [load.other])]
         if load.mask is not None or any(isinstance(v.type, TileType) for v in operands):
             return False
-        return not any(self._may_write(op, load) for op in block_of(load).walk())
+        order = {op: i for i, op in enumerate(block_of(load).walk())}
+        return not any(self._may_write(op, load, order) for op in order)
 
-    def _may_write(self, op: Operation, load: tile.Load) -> bool:
-        """Whether an operation may write to another part of what a load reads."""
+    def _may_write(self, op: Operation, load: tile.Load, order: dict[Operation, int]) -> bool:
+        """Whether an operation may write to another part of what a load reads, or to this part
+        before it is read. order: of the operations behind the load in its block, and in these.
+        """
         if isinstance(op, tile.Store):
             if op.array is load.array and list(op.offsets) == list(load.offsets):
-                return op.extents != load.extents or is_folded(op.array, self.overlaps)
+                return (
+                    op.extents != load.extents
+                    or is_folded(op.array, self.overlaps)
+                    or order[load] < order[op]
+                    and not self._is_over_what_was_read(op, load, order)
+                )
             return may_meet(op, load, self.overlaps)
         return isinstance(op, (tile.StorePointers, tile.Atomic, tile.AtomicBlock))
+
+    def _is_over_what_was_read(
+        self, store: tile.Store, load: tile.Load, order: dict[Operation, int]
+    ) -> bool:
+        """Whether a store of the block that a load reads writes no part that is read later: where
+        it is made once, for the last of the tiles that are computed of that block, of each part of
+        which the part of the block lies in the same place.
+        """
+        return loops_of(store) == loops_of(load) and all(
+            order[reader.store] <= order[store]
+            and all(axis in (None, i) for i, axis in enumerate(reader.axes))
+            for reader in self.readers.get(load, ())
+        )
 
 
 def _type_of_part(value: SSAValue, area: Area) -> TileType:

@@ -481,7 +481,7 @@ def narrow_panels(dots: Sequence[tile.Dot], options: LaunchOptions) -> None:
 
 
 def simple(dot: tile.Dot) -> bool:
-    """Whether a dot's sum just goes round its loop."""
+    """Whether a dot's sum just goes round its loop, in which nothing else reads it."""
     loop, carried = dot.parent_op(), dot.acc
     if (
         not isinstance(loop, scf.ForOp)
@@ -489,7 +489,8 @@ def simple(dot: tile.Dot) -> bool:
         or carried.block is not loop.body.block
     ):
         return False
-    return yielded_by(loop.body.block)[carried.index - 1] is dot.result and carried.has_one_use()
+    is_yielded = yielded_by(loop.body.block)[carried.index - 1] is dot.result
+    return is_yielded and carried.has_one_use() and dot.result.has_one_use()
 
 
 @remembered

@@ -40,6 +40,7 @@ from tkc.ir.values import (
     yielded_by,
 )
 from tkc.passes.analysis.alias import Overlaps
+from tkc.passes.warpgroups.carried import users_of
 from tkc.passes.warpgroups.carried_dots import are_one_group, carried_count, carry, may_run_on
 from tkc.passes.warpgroups.epilogue_stores import release_stages, stage_of, store_results
 from tkc.passes.warpgroups.in_flight import (
@@ -362,7 +363,7 @@ def _read_by(anchor: Operation, stage: SSAValue) -> Operation:
 
 def _release_stages(block: Block, rings: dict[SSAValue, RingBarriers], late: set[SSAValue]) -> None:
     """Stages that were waited for here and read by dots further inside, or by threads, are free at
-    the block's end.
+    the block's end, or where threads have read them, if more of the ring is waited for behind that.
     """
     for ring in dict.fromkeys(rings.values()):
         for use in list(ring.full.uses):
@@ -378,7 +379,7 @@ def _release_stages(block: Block, rings: dict[SSAValue, RingBarriers], late: set
             for place in (
                 _behind_readers(block, stage)
                 if ring.single
-                else [block.last_op if isinstance(block.last_op, scf.YieldOp) else None]
+                else [_behind_reads(block, stage, ring)]
             ):
                 for op in (
                     *ring.fence(),
@@ -388,6 +389,23 @@ def _release_stages(block: Block, rings: dict[SSAValue, RingBarriers], late: set
                         before(place, op)
                     else:
                         block.add_op(stamp(op, wait))
+
+
+def _behind_reads(block: Block, stage: SSAValue, ring: RingBarriers) -> Operation | None:
+    """What follows the last operation that reads a stage, where that is by threads, and others wait
+    for more of the ring behind it, which may have no other stage; else the block's end: None where
+    it is the role's.
+    """
+    places = [use.operation for use in stage.uses if isinstance(use.operation, shared.Stage)]
+    users = {user for place in places for user in users_of(place.result)}
+    ops = list(block.ops)
+    last = max((i for i, op in enumerate(ops) if not users.isdisjoint(op.walk())), default=-1)
+    waits = {use.operation for use in ring.full.uses}
+    if isinstance(ops[last], shared.Read) and any(
+        op.regions and not waits.isdisjoint(op.walk()) for op in ops[last + 1 :]
+    ):
+        return next_of(ops[last])
+    return block.last_op if isinstance(block.last_op, scf.YieldOp) else None
 
 
 def _behind_readers(block: Block, stage: SSAValue) -> list[Operation]:
