@@ -2,10 +2,11 @@
 sees it, also where nothing says how such a value is written down.
 """
 
+import decimal
 import importlib.util
 import pkgutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -251,6 +252,14 @@ CHANGED = {
         "m.f = tkc.log2",
     ),
     "number of C": ("c = ctypes.c_double(1.0)", "c.value", "c.value = 2.0"),
+    "kind of number": ("class N(int): pass\nn = N(1)", "float(n)", "n = N(2)"),
+    "kind of text": ("class T(str): pass\nt = T('1')", "float(t)", "t = T('2')"),
+    "kind of partial": (
+        "class P(functools.partial): pass\np = P(len); p.v = 1.0\ndef f(p): return p.v",
+        "f(p)",
+        "p.v = 2.0",
+    ),
+    "static method beside a class": ("q = 1.0\ns = staticmethod(lambda: q)", "s()", "q = 2.0"),
 }
 # what gives another number each time
 CONSUMED = {
@@ -402,6 +411,68 @@ def stores_total(x, S: tkc.constexpr):
 @tkc.jit
 def stores_sum(x, H: tkc.constexpr):
     tkc.store(x, (0,), tkc.full((4,), sum(H.values), tkc.float32))
+
+
+class Named:
+    """One like it is equal by name."""
+
+    def __init__(self, name: str, value: float):
+        self.name, self.value = name, value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Named) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+@dataclass(frozen=True)
+class Noted:
+    """One like it is equal in all but a field."""
+
+    name: str
+    value: int = field(compare=False)
+
+
+class Row(tuple):
+    """A tuple with an attribute."""
+
+    def __new__(cls, name: str, value: float):
+        made = super().__new__(cls, (name,))
+        made.value = value
+        return made
+
+
+@tkc.jit
+def stores_value(x, V: tkc.constexpr):
+    tkc.store(x, (0,), tkc.full((4,), float(V.value), tkc.float32))
+
+
+@tkc.jit
+def stores_text(x, V: tkc.constexpr):
+    tkc.store(x, (0,), tkc.full((4,), float(len(str(V))), tkc.float32))
+
+
+@pytest.mark.parametrize("cls", [Named, Noted, Row])
+def test_constants_that_say_that_they_are_equal_are_told_apart(cls):
+    x = np.zeros(4, np.float32)
+    for value in (1, 2, 1, 2):
+        stores_value[1](x, cls("one", value))
+        assert (x == value).all()
+    compiled = len(stores_value._compiled)
+    stores_value[1](x, cls("one", 1))
+    assert (x == 1).all() and len(stores_value._compiled) == compiled
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [(decimal.Decimal("1"), decimal.Decimal("1.000")), (range(0, 3, 2), range(0, 4, 2))],
+)
+def test_equal_constants_of_the_library_are_told_apart(one, other):
+    x = np.zeros(4, np.float32)
+    for value in (one, other):
+        stores_text[1](x, value)
+        assert (x == len(str(value))).all()
 
 
 def test_a_launch_looks_at_as_much_however_many_records_it_was_compiled_for():

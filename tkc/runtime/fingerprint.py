@@ -410,8 +410,9 @@ class Fingerprint:
             if not _is_ours(value) and not _of_library(value.__name__):
                 raise Unstable(f"the module {value.__name__}, read other than by its attributes")
             return f"module {value.__name__} {getattr(value, '__version__', '')}".encode()
-        if isinstance(value, functools.partial):
-            return _join("partial", map(self.spell, (value.func, value.args, value.keywords)))
+        if kind is functools.partial:
+            parts = value.func, value.args, value.keywords, vars(value)
+            return _join("partial", map(self.spell, parts))
         if isinstance(value, types.MethodType):
             return _join("method", map(self.spell, (value.__func__, value.__self__)))
         if isinstance(value, enum.Enum):
@@ -646,10 +647,26 @@ def _is_function_of_library(value: object) -> bool:
     )
 
 
+def contents(value: object) -> list[tuple[str, object]]:
+    """What an object holds: its attributes with their names, and what a copy would be made of where
+    it holds more (elements, a number, the state of an iterator). Raises Unstable where that cannot
+    be found.
+    """
+    found: list[tuple[str, object]] = sorted(own_attributes(value).items())
+    return [*found, ("", _reduced(value))] if _holds_more(type(value)) else found
+
+
+HEAP_TYPE = 1 << 9  # of the flags of a class: it was made while the process ran
+
+
 def _holds_more(kind: type) -> bool:
-    """Whether values of a class hold more than attributes: elements, or what it copies itself."""
+    """Whether values of a class hold more than attributes: what it copies itself, elements, a
+    number, or whatever else a class of C holds that it derives from.
+    """
+    if kind is types.SimpleNamespace:
+        return False
     own = kind.__reduce__ is not object.__reduce__ or kind.__reduce_ex__ is not object.__reduce_ex__
-    return kind is not types.SimpleNamespace and (own or issubclass(kind, (list, dict, tuple)))
+    return own or next(c for c in kind.__mro__ if not c.__flags__ & HEAP_TYPE) is not object
 
 
 def _reduced(value: object) -> object:

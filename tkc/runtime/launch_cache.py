@@ -40,7 +40,7 @@ import struct
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from enum import Enum
 from functools import cache, reduce
 from pathlib import Path
 from types import CellType, FunctionType
@@ -50,7 +50,7 @@ from tkc.errors import Error
 from tkc.ir.interface import Parameter
 from tkc.runtime import driver
 from tkc.runtime.arrays import describe
-from tkc.runtime.fingerprint import Parts
+from tkc.runtime.fingerprint import DEEPEST_OBJECT, Parts, Unstable, contents
 from tkc.runtime.handed import handing, watch_handing, watch_tables
 from tkc.runtime.kernel import CallLauncher, Kernel, Watch
 from tkc.runtime.launch import Launch, Packed
@@ -68,6 +68,9 @@ MAX_PARAMETERS = 256
 MAX_LAST_KEY_WORDS = 62  # of the key that was found last, which is compared first
 MAX_ENTRIES = 4096  # launches in a cache; under each key, values
 SCALAR_MODULES = ("numpy", "ml_dtypes")  # of what is a number, not an array
+
+# of constants that differ from all that are equal to them and of their type in nothing
+SIMPLE = frozenset({bool, int, str, bytes, type(None), FunctionType})
 
 # Kinds of arguments. NUMBER and REAL are given to the kernel, INT and FLOAT compiled into it; of
 # SAME the identity counts; of a PLACE, a tensor, all but the address is known.
@@ -374,7 +377,7 @@ def _key_parts(named: Sequence[tuple[str, Any]], runtime: set[str]) -> list[str]
     for i, (name, v) in enumerate(named):
         x = f"x{i}"
         if name not in runtime:
-            parts += [x] + ([] if _is_simple(v) else [f"_kinds({x})"])
+            parts += [x] + ([] if type(v) in SIMPLE else [f"_kinds({x})"])
         elif hasattr(v, "data_ptr"):
             parts += [f"{x}.{part}" for part in _tensor_parts(v)]
         elif hasattr(v, "__cuda_array_interface__"):
@@ -423,23 +426,65 @@ def _written_in_python(
     return space["key"]
 
 
-def types_of(value: Any) -> Any:
-    """What equal constants may still differ in: their types, and of floats the sign of zero."""
+def types_of(value: Any, inside: tuple[int, ...] = ()) -> Any:
+    """What equal constants may still differ in: their types, of floats the sign of zero, and of
+    classes that say themselves what is equal, all that their objects hold. inside: the ids of
+    objects that hold the value.
+    """
     kind = type(value)
-    if isinstance(value, (tuple, frozenset)):
-        return kind, *map(types_of, value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return kind, *(types_of(getattr(value, f.name)) for f in fields(value))
-    if isinstance(value, complex):
+    if kind in SIMPLE:
+        return kind
+    if kind in (tuple, frozenset):
+        return kind, *[types_of(v, inside) for v in value]
+    if kind is float:
+        return kind, value.hex()
+    if kind is complex:
         return kind, value.real.hex(), value.imag.hex()
-    if kind.__module__ in SCALAR_MODULES and hasattr(value, "tobytes"):
-        return kind, value.tobytes()
-    return (kind, value.hex()) if isinstance(value, float) else kind
+    if kind is range:
+        return kind, value.start, value.stop, value.step
+    if kind.__eq__ is object.__eq__ or isinstance(value, (type, Enum)):
+        return kind
+    if kind.__module__ in SCALAR_MODULES:
+        return (kind, value.tobytes()) if hasattr(value, "tobytes") else kind
+    if id(value) in inside:
+        return kind
+    if len(inside) == DEEPEST_OBJECT:
+        return kind, _One(value)
+    try:
+        return kind, *(_whole(v, (*inside, id(value))) for v in contents(value))
+    except Unstable:
+        return kind, _One(value)
 
 
-def _is_simple(value: object) -> bool:
-    """Whether a constant differs from all that are equal to it and of its type in nothing."""
-    return type(value) in (bool, int, str, type(None), FunctionType)
+def _whole(value: Any, inside: tuple[int, ...]) -> Any:
+    """Equal of values that are equal and differ in nothing."""
+    kind = type(value)
+    if kind in SIMPLE:
+        return value, kind
+    if kind in (list, tuple):
+        return kind, *[_whole(v, inside) for v in value]
+    if kind is dict:
+        return kind, *((_whole(k, inside), _whole(v, inside)) for k, v in [*value.items()])
+    try:
+        hash(value)
+    except TypeError:
+        return _One(value)
+    return value, types_of(value, inside)
+
+
+class _One:
+    """Equal of a value that is the same object."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _One and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 def prepared(launch: Callable[[], None], values: Sequence) -> Callable[[], None]:
