@@ -146,6 +146,47 @@ CHANGED = {
         "f(a)",
         "A.v = 2.0",
     ),
+    "method that a class hides": (
+        "class B:\n    def m(self): return 1.0\n"
+        "@dataclasses.dataclass(frozen=True)\nclass A(B): pass\na = A()",
+        "a.m()",
+        "A.m = lambda self: 2.0",
+    ),
+    "what classes a class derives from": (
+        "class O: pass\nclass B(O): v = 1.0\nclass C(O): v = 2.0\n"
+        "@dataclasses.dataclass(frozen=True)\nclass A(B): pass\n"
+        "a = A()\ndef f(a): return a.v",
+        "f(a)",
+        "A.__bases__ = (C,)",
+    ),
+    "operator that is bound anew": (
+        "@dataclasses.dataclass(frozen=True)\nclass A:\n    def __add__(self, x): return x\n"
+        "a = A()",
+        "a + 1.0",
+        "A.__add__ = lambda self, x: x + x",
+    ),
+    "operator that a class gets": (
+        "@dataclasses.dataclass(frozen=True)\nclass A: pass\n"
+        "a = A()\ndef f(a): return 1.0 if a else 2.0",
+        "f(a)",
+        "A.__bool__ = lambda self: False",
+    ),
+    "property before an attribute": (
+        "class A: pass\na = A(); a.v = 1.0",
+        "a.v",
+        "A.v = property(lambda self: 2.0)",
+    ),
+    "property in place of a default": (
+        "class A: v = 0.0\na = A(); a.v = 1.0",
+        "a.v",
+        "A.v = property(lambda self: 2.0)",
+    ),
+    "attribute that a class has by and by": (
+        "@dataclasses.dataclass(frozen=True)\nclass A: pass\n"
+        "a = A()\ndef f(a): return getattr(a, 'v', 1.0)",
+        "f(a)",
+        "A.v = 2.0",
+    ),
     "what a method of an object that is handed on reads": (
         "q = 1.0\nclass A:\n    def m(self): return q\na = A()\ndef f(a): return a.m()",
         "f(a)",

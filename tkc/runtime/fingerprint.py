@@ -92,19 +92,28 @@ DEEPEST_OBJECT = 16  # objects within objects whose attributes are looked at
 _texts: dict[int, tuple[type, bytes]] = {}
 
 
+@cache
+def _number(n: int) -> int:
+    """A number as one object: what is watched is compared by identity."""
+    return n
+
+
 class Parts:
     """As a namespace: what a function is made of (`__code__`, `__defaults__`, `__kwdefaults__`; to
-    reload a module in a running session may give a function those of its newer self), or what a
-    variable of a closure holds (`cell_contents`).
+    reload a module in a running session may give a function those of its newer self), what a
+    variable of a closure holds (`cell_contents`), a class's `__bases__`, or how many entries a
+    dictionary has (`__len__`): a name that is in it now has another value where it is bound anew.
     """
 
     __slots__ = ("owner",)
 
-    def __init__(self, owner: types.FunctionType | types.CellType):
+    def __init__(self, owner: types.FunctionType | types.CellType | type | dict):
         self.owner = owner
 
     def get(self, name: str) -> Any:
         """The part; None of a variable that was deleted."""
+        if isinstance(self.owner, dict):
+            return _number(len(self.owner))
         try:
             return getattr(self.owner, name)
         except ValueError:
@@ -261,12 +270,21 @@ class Fingerprint:
                 owner, value = value, getattr(value, attribute, None)
                 if space.get(attribute) is value:
                     self.watched.append((space, attribute, value))
+                    self._watch_finding(type(owner), attribute)
                 elif not isinstance(value, types.MethodType):  # a property, a slot, inherited
                     self._value(f"object {label}", owner)
                     self._finder(label, owner, attribute)
                 if not _has_attributes(value) or isinstance(value, types.ModuleType):
                     break
             self._value(f"value {label}.{'.'.join(chain[1:])}", value)
+
+    def _watch_finding(self, kind: type, attribute: str) -> None:
+        """That a class leaves it to its objects what they hold under a name."""
+        for cls in _of_users(kind):
+            self._watch_shape(cls)
+            space = own_dict(cls)
+            if attribute in space:
+                self.watched.append((space, attribute, space[attribute]))
 
     def _finder(self, label: str, owner: object, attribute: str) -> None:
         """What an object's attribute is computed by, where something of its class computes it."""
@@ -498,19 +516,29 @@ class Fingerprint:
         }
         # methods may be bound anew: their code, not all they read, which counts where a function
         # names them; those of operators Python calls, and no name says where
-        methods = [f for f in map(_method, vars(cls).values()) if f]
-        codes = [_reading(f.__code__).text + self.spell(_numbers_of(f)) for f in methods]
-        for f in methods:
-            if _is_of_operator(f):
+        methods = [(name, f) for name, member in vars(cls).items() if (f := _method(member))]
+        codes = [_reading(f.__code__).text + self.spell(_numbers_of(f)) for _, f in methods]
+        for name_of_method, f in methods:
+            if _is_of_operator(name_of_method):
                 self._function("", f)
+                self.watched.append((own_dict(cls), name_of_method, vars(cls)[name_of_method]))
         bases = [self._class(base) for base in cls.__bases__]
         return _join("class", [name.encode(), _texts[id(cls)][1], self.spell(data), *codes, *bases])
 
     def _register(self, cls: type) -> None:
         """Has the members of a class of users, and of its bases, followed."""
-        for base in cls.__mro__:
-            if not (_is_ours(base) or _of_library(base.__module__)):
+        for base in _of_users(cls):
+            if id(base) not in self._classes:
                 self._classes[id(base)] = base
+                self._watch_shape(base)
+
+    def _watch_shape(self, cls: type) -> None:
+        """What a class derives from, and that it gets no member under another name, which would
+        hide what is found otherwise.
+        """
+        self.watched.append((Parts(cls), "__bases__", cls.__bases__))
+        size = Parts(own_dict(cls))
+        self.watched.append((size, "__len__", size.get("__len__")))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -519,6 +547,11 @@ class _Found:
 
     owner: types.ModuleType
     attribute: str
+
+
+def _of_users(cls: type) -> list[type]:
+    """A class and those behind it that are neither tkc's nor a library's."""
+    return [base for base in cls.__mro__ if not (_is_ours(base) or _of_library(base.__module__))]
 
 
 def _identity(held: object) -> Any:
@@ -536,9 +569,8 @@ def _getter(member: object) -> types.FunctionType | None:
     return function if isinstance(function, types.FunctionType) else None
 
 
-def _is_of_operator(method: types.FunctionType) -> bool:
+def _is_of_operator(name: str) -> bool:
     """Whether Python calls a method for an operator, a call, an element, a missing attribute."""
-    name = method.__name__
     return name.startswith("__") and name.endswith("__") and name not in NOT_OF_OPERATORS
 
 

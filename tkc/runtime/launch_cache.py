@@ -84,6 +84,7 @@ IN_PYTHON = (1 << 64) - 1
 
 FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__")
 CONTENTS = "cell_contents"  # what a variable of a closure holds
+BASES, SIZE = "__bases__", "__len__"  # of a class, of a dictionary
 # Fields of a cache as machine code reads it, 8 bytes each.
 FIELDS = (
     "positional",
@@ -313,31 +314,39 @@ def _methods_for(watched: Sequence[Watch]) -> tuple[_Method, ...] | None:
 
 @cache
 def _places_of_parts() -> dict[str, int] | None:
-    """Where CPython's functions and cells hold what may be replaced, in bytes; None where it is not
-    found.
+    """Where CPython's functions, cells, classes and dictionaries hold what may be replaced, in
+    bytes; None where it is not found.
     """
 
     def sample(_: int = 0, *, _named: int = 0) -> None: ...
 
-    found: dict[str, int] = {}
-    for owner, names in ((sample, FUNCTION_PARTS), (CellType(object()), (CONTENTS,))):
-        size = type(owner).__basicsize__
-        words = struct.unpack(f"<{size // 8}Q", ctypes.string_at(id(owner), size))
-        parts = {name: id(getattr(owner, name)) for name in names}
-        if any(words.count(at) != 1 for at in parts.values()):
-            return None
-        found |= {name: 8 * words.index(at) for name, at in parts.items()}
-    return found
+    class Sample: ...
+
+    owners = (sample, FUNCTION_PARTS), (CellType(object()), (CONTENTS,)), (Sample, (BASES,))
+    found = {n: _places(o, id(getattr(o, n))) for o, names in owners for n in names}
+    found[SIZE] = _places(dict.fromkeys(range(997)), 997)
+    found[SIZE] &= _places(dict.fromkeys(range(1009)), 1009)
+    if any(len(places) != 1 for places in found.values()):
+        return None
+    return {name: places.pop() for name, places in found.items()}
+
+
+def _places(owner: object, word: int) -> set[int]:
+    """Where an object holds a word, in bytes from its address."""
+    size = type(owner).__basicsize__ // 8
+    words = struct.unpack(f"<{size}Q", ctypes.string_at(id(owner), 8 * size))
+    return {8 * i for i, found in enumerate(words) if found == word}
 
 
 def _watched_words(space: Any, name: str, value: object) -> tuple[int, int, int]:
     """What is watched as machine code reads it: a dictionary, a name and the value; or the address
-    of a part of a function or a cell, 0 and the part.
+    of a part, 0 and the part: an object's address, or a number.
     """
     if isinstance(space, Parts):
         places = _places_of_parts()
         assert places is not None  # `_methods_for` has asked
-        return id(space.owner) + places[name], 0, id(value)
+        word = value if name == SIZE and isinstance(value, int) else id(value)
+        return id(space.owner) + places[name], 0, word
     return id(space), id(name), id(value)
 
 
