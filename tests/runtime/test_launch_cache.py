@@ -23,7 +23,7 @@ from tkc.errors import DeviceError, LaunchError
 from tkc.kernels.calls import Script
 from tkc.objects import own_dict
 from tkc.runtime import driver, handed, launch, launch_cache
-from tkc.runtime.fingerprint import Parts
+from tkc.runtime.fingerprint import SIZE, Parts
 from tkc.runtime.jit import JitFunction
 
 CODES = {"float32": (2, 32), "int32": (0, 32), "bfloat16": (4, 16)}
@@ -1029,7 +1029,7 @@ def test_machine_code_sees_what_a_class_gets_and_derives_from():
     if (methods := launch_cache._methods()) is None:
         pytest.skip("no machine code")
     for change in (getting, deriving):
-        spaces = (Parts(Own), launch_cache.BASES), (Parts(own_dict(Own)), launch_cache.SIZE)
+        spaces = (Parts(Own), launch_cache.BASES), (Parts(own_dict(Own)), SIZE)
         watched = tuple((space, name, space.get(name)) for space, name in spaces)
         cache = launch_cache.LaunchCache([(int, launch_cache.INT)], 1, (), watched, methods=methods)
         assert cache.key(5) is not None and cache.unchanged()

@@ -2,6 +2,7 @@
 sees it, also where nothing says how such a value is written down.
 """
 
+import builtins
 import decimal
 import importlib.util
 import pkgutil
@@ -145,6 +146,23 @@ CHANGED = {
         "a = A(1.0)\ndef f(a): return a.x if a.v is None else a.v",
         "f(a)",
         "A.v = 2.0",
+    ),
+    "name of Python's that a module hides": ("", "max(1.0, 2.0)", "max = min"),
+    "name that a module has by and by": (
+        "def f():\n    try:\n        return q\n    except NameError:\n        return 1.0",
+        "f()",
+        "q = 2.0",
+    ),
+    "name among Python's": (
+        "builtins.of_a_test = lambda: 1.0\ndef f(): return of_a_test()",
+        "f()",
+        "builtins.of_a_test = lambda: 2.0",
+    ),
+    "length that is bound anew": (
+        "q = 1\n@dataclasses.dataclass(frozen=True)\nclass A:\n"
+        "    def __len__(self): return q\na = A()\ndef f(a): return float(len(a))",
+        "f(a)",
+        "A.__len__ = lambda self: 2",
     ),
     "method that a class hides": (
         "class B:\n    def m(self): return 1.0\n"
@@ -315,8 +333,8 @@ CONSUMED = {
     "cycle": ("it = itertools.cycle([1.0, 2.0])", "next(it)"),
     "list that is emptied": ("d = [3.0, 2.0, 1.0, 0.5]", "d.pop()"),
 }
-HEAD = """import array, collections, contextvars, ctypes, dataclasses, decimal, enum, functools
-import itertools, os, random, sys, tempfile, threading, time, types, weakref
+HEAD = """import array, builtins, collections, contextvars, ctypes, dataclasses, decimal, enum
+import functools, itertools, os, random, sys, tempfile, threading, time, types, weakref
 import numpy as np
 import tkc
 """
@@ -340,6 +358,7 @@ def module(tmp_path, monkeypatch):
 
     yield make
     sys.modules.pop("of_a_test", None)
+    vars(builtins).pop("of_a_test", None)
 
 
 def launched(module) -> float:

@@ -9,6 +9,7 @@ written down makes `Unstable`: the kernel is then compiled, not cached.
 from __future__ import annotations
 
 import ast
+import builtins
 import dataclasses
 import dis
 import enum
@@ -92,6 +93,9 @@ DEEPEST_OBJECT = 16  # objects within objects whose attributes are looked at
 _texts: dict[int, tuple[type, bytes]] = {}
 
 
+SIZE = "len()"  # no name of an entry
+
+
 @cache
 def _number(n: int) -> int:
     """A number as one object: what is watched is compared by identity."""
@@ -102,7 +106,7 @@ class Parts:
     """As a namespace: what a function is made of (`__code__`, `__defaults__`, `__kwdefaults__`; to
     reload a module in a running session may give a function those of its newer self), what a
     variable of a closure holds (`cell_contents`), a class's `__bases__`, or how many entries a
-    dictionary has (`__len__`): a name that is in it now has another value where it is bound anew.
+    dictionary has (`len()`): a name that is in it now has another value where it is bound anew.
     """
 
     __slots__ = ("owner",)
@@ -135,6 +139,7 @@ class Fingerprint:
     def __init__(self, function: Any = None, beside: Fingerprint | None = None):
         self.fields: list[tuple[str, bytes]] = []
         self.watched: list[tuple[dict | Parts, str, object]] = []
+        self._places: set[tuple[Any, str]] = set()  # of what is watched
         self.mutable: list[tuple[object, bytes]] = []
         self.joined: list[Fingerprint] = []  # with values that can change in place
         self.unstable: Unstable | None = None
@@ -179,31 +184,50 @@ class Fingerprint:
                     value = cells[name].cell_contents
                 except ValueError:
                     continue  # not assigned yet
-                self.watched.append((Parts(cells[name]), "cell_contents", value))
+                self._watch(Parts(cells[name]), "cell_contents", value)
                 if isinstance(value, type) and id(value) in self._classes:
                     continue  # the class of a method, whose members are followed
             elif name in fn.__globals__:
                 value = fn.__globals__[name]
                 if not _is_module_of_ours(value):
-                    self.watched.append((fn.__globals__, name, value))
-            else:
-                if name in DYNAMIC:
-                    self._value(f"builtin {path}{name}", _EMPTY)  # has no spelling
-                continue  # a local or a builtin
+                    self._watch(fn.__globals__, name, value)
+            elif (value := self._builtin_named(path, name, fn.__globals__)) is _EMPTY:
+                continue
             self._outside(path, name, value, *reading.of(name))
         for imported in reading.imports:
             self._imported(path, imported, reading, fn)
         return number
 
+    def _watch(self, space: dict | Parts, name: str, value: object) -> None:
+        """Has a name compared from now on, once."""
+        if (place := (_identity(space), name)) not in self._places:
+            self._places.add(place)
+            self.watched.append((space, name, value))
+
+    def _builtin_named(self, path: str, name: str, space: dict[str, Any]) -> Any:
+        """What was put among Python's own names, which a module may hide; _EMPTY of Python's own,
+        and of locals.
+        """
+        self._watch(space, name, None)
+        if name in DYNAMIC:
+            self._value(f"builtin {path}{name}", _EMPTY)  # has no spelling
+            return _EMPTY
+        value = vars(builtins).get(name, _EMPTY)
+        if value is _EMPTY or getattr(value, "__module__", None) == "builtins":
+            return _EMPTY
+        self._watch(vars(builtins), name, value)
+        return value
+
     def _watch_parts(self, fn: types.FunctionType) -> None:
         """A function's code and default values, which can be replaced in place."""
         parts = Parts(fn)
-        self.watched.append((parts, "__code__", fn.__code__))
+        self._watch(parts, "__code__", fn.__code__)
         if fn.__defaults__ is not None:
-            self.watched.append((parts, "__defaults__", fn.__defaults__))
+            self._watch(parts, "__defaults__", fn.__defaults__)
         if (given := fn.__kwdefaults__) is not None:
-            self.watched.append((parts, "__kwdefaults__", given))
-            self.watched += [(given, name, value) for name, value in given.items()]
+            self._watch(parts, "__kwdefaults__", given)
+            for name, value in given.items():
+                self._watch(given, name, value)
 
     def _imported(self, path: str, of: Imported, reading: Reading, fn: types.FunctionType) -> None:
         """What a function imports itself counts as what it reads of globals does. For functions of
@@ -226,7 +250,7 @@ class Fingerprint:
             self._value(f"import {path}{of.module}", _EMPTY)  # has no spelling
             return
         if of.attribute is not None:
-            self.watched.append((vars(module), of.attribute, value))
+            self._watch(vars(module), of.attribute, value)
         elif not of.renamed:
             value = sys.modules[name.partition(".")[0]]
         self._outside(path, of.name, value, *reading.of(of.name))
@@ -258,7 +282,7 @@ class Fingerprint:
         space = vars(fn)
         for name, attribute, *_ in sorted(chains):
             if attribute in space:
-                self.watched.append((space, attribute, space[attribute]))
+                self._watch(space, attribute, space[attribute])
                 self._value(f"value {path}{name}.{attribute}", space[attribute])
 
     def _attributes(self, label: str, root: object, chains: set[tuple[str, ...]]) -> None:
@@ -269,7 +293,7 @@ class Fingerprint:
                 space = own_dict(value)
                 owner, value = value, getattr(value, attribute, None)
                 if space.get(attribute) is value:
-                    self.watched.append((space, attribute, value))
+                    self._watch(space, attribute, value)
                     self._watch_finding(type(owner), attribute)
                 elif not isinstance(value, types.MethodType):  # a property, a slot, inherited
                     self._value(f"object {label}", owner)
@@ -284,7 +308,7 @@ class Fingerprint:
             self._watch_shape(cls)
             space = own_dict(cls)
             if attribute in space:
-                self.watched.append((space, attribute, space[attribute]))
+                self._watch(space, attribute, space[attribute])
 
     def _finder(self, label: str, owner: object, attribute: str) -> None:
         """What an object's attribute is computed by, where something of its class computes it."""
@@ -321,7 +345,7 @@ class Fingerprint:
             self._function("", function)
         else:
             self._value(f"member {cls.__qualname__}.{name}", member)
-        self.watched.append((own_dict(cls), name, member))
+        self._watch(own_dict(cls), name, member)
 
     def _value(self, label: str, value) -> None:
         try:
@@ -347,14 +371,14 @@ class Fingerprint:
         """Watches what another one does, too; whether that is more than this one did. (Values that
         change in place stay with the other one, whose numbers of functions their texts hold.)
         """
-        known = {(_identity(space), name) for space, name, _ in self.watched}
-        new = [w for w in other.watched if (_identity(w[0]), w[1]) not in known]
+        before = len(self.watched)
+        for watch in other.watched:
+            self._watch(*watch)
         compared = {_identity(value) for one in (self, *self.joined) for value, _ in one.mutable}
         more = any(_identity(value) not in compared for value, _ in other.mutable)
-        self.watched += new
         if more:
             self.joined.append(other)
-        return bool(new or more)
+        return more or len(self.watched) > before
 
     @property
     def careful(self) -> bool:
@@ -381,7 +405,7 @@ class Fingerprint:
                 elif vars(owner).get(attribute) is not value:
                     read = _Found(owner, attribute)
                 elif not _is_module_of_ours(value):
-                    self.watched.append((vars(owner), attribute, value))
+                    self._watch(vars(owner), attribute, value)
                 if not isinstance(value, types.ModuleType) and not _is_class_of_library(value):
                     break
             if not isinstance(value, types.ModuleType):
@@ -521,7 +545,7 @@ class Fingerprint:
         for name_of_method, f in methods:
             if _is_of_operator(name_of_method):
                 self._function("", f)
-                self.watched.append((own_dict(cls), name_of_method, vars(cls)[name_of_method]))
+                self._watch(own_dict(cls), name_of_method, vars(cls)[name_of_method])
         bases = [self._class(base) for base in cls.__bases__]
         return _join("class", [name.encode(), _texts[id(cls)][1], self.spell(data), *codes, *bases])
 
@@ -536,9 +560,9 @@ class Fingerprint:
         """What a class derives from, and that it gets no member under another name, which would
         hide what is found otherwise.
         """
-        self.watched.append((Parts(cls), "__bases__", cls.__bases__))
+        self._watch(Parts(cls), "__bases__", cls.__bases__)
         size = Parts(own_dict(cls))
-        self.watched.append((size, "__len__", size.get("__len__")))
+        self._watch(size, SIZE, size.get(SIZE))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,7 +50,7 @@ from tkc.errors import Error
 from tkc.ir.interface import Parameter
 from tkc.runtime import driver
 from tkc.runtime.arrays import describe
-from tkc.runtime.fingerprint import DEEPEST_OBJECT, Parts, Unstable, contents
+from tkc.runtime.fingerprint import DEEPEST_OBJECT, SIZE, Parts, Unstable, contents
 from tkc.runtime.handed import handing, watch_handing, watch_tables
 from tkc.runtime.kernel import CallLauncher, Kernel, Watch
 from tkc.runtime.launch import Launch, Packed
@@ -84,7 +84,7 @@ IN_PYTHON = (1 << 64) - 1
 
 FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__")
 CONTENTS = "cell_contents"  # what a variable of a closure holds
-BASES, SIZE = "__bases__", "__len__"  # of a class, of a dictionary
+BASES = "__bases__"
 # Fields of a cache as machine code reads it, 8 bytes each.
 FIELDS = (
     "positional",
