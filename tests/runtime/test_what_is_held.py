@@ -311,6 +311,53 @@ CHANGED = {
         "m.f = tkc.log2",
     ),
     "number of C": ("c = ctypes.c_double(1.0)", "c.value", "c.value = 2.0"),
+    "list that is a member of an enumeration": (
+        "class E(enum.Enum): A = [1.0]\na = E.A\ndef f(a): return a.value[0]",
+        "f(a)",
+        "E.A.value[0] = 2.0",
+    ),
+    "attribute of a member of an enumeration": (
+        "class E(enum.Enum):\n    A = 1\n"
+        "    def __init__(self, _): self.v, self.other = 1.0, self\n"
+        "a = E.A\ndef f(a): return a.other.v",
+        "f(a)",
+        "E.A.v = 2.0",
+    ),
+    "attribute that a member of an enumeration computes": (
+        "q = 1.0\nclass E(enum.Enum):\n    A = 1\n    def __init__(self, _): self.v = q\na = E.A",
+        "a.v",
+        "E.A.v = q = 2.0",
+    ),
+    "arguments of a partial": (
+        "p = functools.partial(lambda v: v, v=1.0)",
+        "p()",
+        "p.keywords['v'] = 2.0",
+    ),
+    "attribute of a partial": (
+        "p = functools.partial(max, 0.0); p.v = 1.0\ndef f(p): return p.v",
+        "f(p)",
+        "p.v = 2.0",
+    ),
+    "what a mapping proxy shows": (
+        "d = {'v': 1.0}; m = types.MappingProxyType(d)\ndef f(m): return m['v']",
+        "f(m)",
+        "d['v'] = 2.0",
+    ),
+    "what a mapping proxy shows by and by": (
+        "d = {'a': 1.0}; m = types.MappingProxyType(d)",
+        "len(m) + sum(m.values())",
+        "d['b'] = 2.0",
+    ),
+    "mapping that a mapping proxy shows": (
+        "d = collections.ChainMap({'v': 1.0}); m = types.MappingProxyType(d)",
+        "m['v']",
+        "d['v'] = 2.0",
+    ),
+    "record of an array": (
+        "b = np.ones(1, [('v', 'f4')]); d = b[0]\ndef f(d): return float(d['v'])",
+        "f(d)",
+        "b['v'] = 2.0",
+    ),
     "kind of number": ("class N(int): pass\nn = N(1)", "float(n)", "n = N(2)"),
     "kind of text": ("class T(str): pass\nt = T('1')", "float(t)", "t = T('2')"),
     "kind of partial": (

@@ -14,6 +14,7 @@ import dataclasses
 import dis
 import enum
 import functools
+import gc
 import hashlib
 import importlib.util
 import inspect
@@ -203,6 +204,13 @@ class Fingerprint:
         if (place := (_identity(space), name)) not in self._places:
             self._places.add(place)
             self.watched.append((space, name, value))
+
+    def _watch_entries(self, space: dict) -> None:
+        """Has all that a dictionary holds compared from now on."""
+        for name, value in [*space.items()]:
+            self._watch(space, name, value)
+        size = Parts(space)
+        self._watch(size, SIZE, size.get(SIZE))
 
     def _builtin_named(self, path: str, name: str, space: dict[str, Any]) -> Any:
         """What was put among Python's own names, which a module may hide; _EMPTY of Python's own,
@@ -436,6 +444,8 @@ class Fingerprint:
         if kind in (set, frozenset):
             return _join(kind.__name__, sorted(map(self.spell, value)))
         if kind in (dict, types.MappingProxyType):
+            if (behind := _behind(value)) is not None:
+                self._watch_entries(behind)
             return _join(
                 "dict", (_join("item", (self.spell(k), self.spell(v))) for k, v in [*value.items()])
             )
@@ -453,18 +463,31 @@ class Fingerprint:
                 raise Unstable(f"the module {value.__name__}, read other than by its attributes")
             return f"module {value.__name__} {getattr(value, '__version__', '')}".encode()
         if kind is functools.partial:
+            self._watch_entries(value.keywords)
+            self._watch_entries(vars(value))
             parts = value.func, value.args, value.keywords, vars(value)
             return _join("partial", map(self.spell, parts))
         if isinstance(value, types.MethodType):
             return _join("method", map(self.spell, (value.__func__, value.__self__)))
         if isinstance(value, enum.Enum):
-            self._register(kind)
-            return f"enum {kind.__qualname__}.{value.name}".encode() + self.spell(value.value)
+            return self._member_of_enumeration(value, kind)
         if isinstance(value, type):
             self._register(type(value))
             self._named |= CALLED  # by who calls the class
             return self._class(value)
         return None
+
+    def _member_of_enumeration(self, value: enum.Enum, kind: type) -> bytes:
+        name = f"enum {kind.__qualname__}.{value.name}".encode()
+        if id(value) in self._inside:
+            return name
+        self._register(kind)
+        self._watch_entries(own_dict(value))
+        self._inside.append(id(value))
+        try:
+            return name + _join("", map(self.spell, [value.value, _beside_value(value)]))
+        finally:
+            self._inside.pop()
 
     def _function_of_c(self, value: Any, kind: type) -> bytes | None:
         """A function that is not Python's, or a method of C; None of other values."""
@@ -612,39 +635,61 @@ def _numbers_of(fn: types.FunctionType) -> list[int | float | str]:
     ]
 
 
-def _lasting(value) -> bool:
-    """Whether a value cannot change in place. (Of functions the parts are watched, a class counts
-    as its source; a mapping proxy promises it.) Of what is not known, no.
+def _lasting(value: Any, inside: tuple[int, ...] = ()) -> bool:
+    """Whether a value cannot change in place but for what is watched: of functions the parts, of
+    mapping proxies, partials and members of enumerations what they hold. Of what is not known, no;
+    of a class, the source counts. inside: the ids of values that hold it.
     """
     kind = type(value)
     if kind is _Found:
         return False
-    if kind is types.MappingProxyType:
-        return all(map(_lasting, value.values()))
-    if kind in (tuple, frozenset):
-        return all(map(_lasting, value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return kind.__dataclass_params__.frozen and all(
-            map(_lasting, own_attributes(value).values())
-        )
-    if kind is functools.partial:
-        return all(map(_lasting, (value.func, value.args, tuple(value.keywords.items()))))
     if isinstance(value, types.BuiltinFunctionType):
         return not _is_bound(value)
     if isinstance(value, types.ModuleType):
         return _is_ours(value) or _of_library(value.__name__)
     if isinstance(value, type):  # of those of libraries only the name counts
         return value.__module__ == "builtins" or _is_ours(value) or _of_library(value.__module__)
+    if (held := _held_for_good(value, kind)) is None:
+        return not dataclasses.is_dataclass(value) and _is_constant(value)
+    within = (*inside, id(value))
+    return id(value) in inside or all(_lasting(v, within) for v in held)
+
+
+def _held_for_good(value: Any, kind: type) -> Iterable[object] | None:
+    """What a value holds from its beginning to its end, as far as is watched; None of others."""
+    if kind is types.MappingProxyType:
+        return None if _behind(value) is None else value.values()
+    if kind in (tuple, frozenset):
+        return value
+    if isinstance(value, enum.Enum):
+        return [value.value, *_beside_value(value).values()]
+    if dataclasses.is_dataclass(value):
+        return own_attributes(value).values() if value.__dataclass_params__.frozen else None
+    if kind is functools.partial:
+        return [value.func, *value.args, *value.keywords.values(), *vars(value).values()]
     if isinstance(value, types.MethodType):
-        return _lasting(value.__func__) and _lasting(value.__self__)
-    return _is_constant(value)
+        return value.__func__, value.__self__
+    return None
+
+
+def _behind(value: object) -> dict | None:
+    """The dictionary that a mapping proxy shows; None of other values, and of other mappings."""
+    if not isinstance(value, types.MappingProxyType):
+        return None
+    return next((d for d in gc.get_referents(value) if type(d) is dict), None)
+
+
+def _beside_value(member: enum.Enum) -> dict[str, object]:
+    """The attributes that a member of an enumeration has of its own."""
+    held = own_attributes(member)
+    return {n: held[n] for n in sorted(held) if not n.startswith("_")}
 
 
 def _is_constant(value: object) -> bool:
     """Whether a value that holds no others is of a kind that never changes in place."""
     return (
         type(value) in CONSTANTS
-        or isinstance(value, (types.FunctionType, types.MethodDescriptorType, enum.Enum))
+        or isinstance(value, (types.FunctionType, types.MethodDescriptorType))
         or _is_ours(value)
         or _is_kernel(value)
         or _is_constant_of_library(value)
@@ -657,6 +702,8 @@ def _is_constant_of_library(value: object) -> bool:
     import numpy as np
 
     kind = type(value)
+    if isinstance(value, np.void):  # a record of an array, which may be written to
+        return False
     return isinstance(value, (np.generic, np.dtype, np.ufunc)) or (
         kind.__module__ == "torch" and kind.__name__ in TORCH_CONSTANTS
     )
