@@ -358,6 +358,44 @@ CHANGED = {
         "f(d)",
         "b['v'] = 2.0",
     ),
+    "attribute of a function that is handed on": (
+        "def g(): pass\ng.v = 1.0\ndef f(g): return g.v",
+        "f(g)",
+        "g.v = 2.0",
+    ),
+    "attribute of a method": (
+        "class A:\n    def m(self): pass\n    m.v = 1.0\na = A()",
+        "a.m.v",
+        "A.m.v = 2.0",
+    ),
+    "attribute whose name a tuple holds": (
+        "@dataclasses.dataclass(frozen=True)\nclass A:\n    v = 1.0\n"
+        "    def m(self): return 1.0\na, names = A(), ('v', 'm')",
+        "getattr(a, names[0]) + getattr(a, names[1])()",
+        "A.m = lambda self: 2.0",
+    ),
+    "attribute that a function of the library finds": (
+        "@dataclasses.dataclass(frozen=True)\nclass A: v = None, 1.0\n"
+        "a, find = A(), operator.attrgetter('v')",
+        "find(a)[1]",
+        "A.v = None, 2.0",
+    ),
+    "element of a class": (
+        "q = 1.0\nclass A:\n    def __class_getitem__(cls, i): return q",
+        "A[0]",
+        "q = 2.0",
+    ),
+    "element of a class that its own finds": (
+        "q = 1.0\nclass M(type):\n    def __getitem__(cls, i): return q\n"
+        "class A(metaclass=M): pass",
+        "A[0]",
+        "q = 2.0",
+    ),
+    "object of a class that was made again": (
+        "class A: pass\na = A()\ndef f(): return 1.0 if isinstance(a, A) else 2.0",
+        "f()",
+        "class A: pass",
+    ),
     "kind of number": ("class N(int): pass\nn = N(1)", "float(n)", "n = N(2)"),
     "kind of text": ("class T(str): pass\nt = T('1')", "float(t)", "t = T('2')"),
     "kind of partial": (
@@ -381,7 +419,7 @@ CONSUMED = {
     "list that is emptied": ("d = [3.0, 2.0, 1.0, 0.5]", "d.pop()"),
 }
 HEAD = """import array, builtins, collections, contextvars, ctypes, dataclasses, decimal, enum
-import functools, itertools, os, random, sys, tempfile, threading, time, types, weakref
+import functools, itertools, operator, os, random, sys, tempfile, threading, time, types, weakref
 import numpy as np
 import tkc
 """

@@ -18,6 +18,7 @@ import gc
 import hashlib
 import importlib.util
 import inspect
+import operator
 import os
 import re
 import sys
@@ -71,6 +72,8 @@ READS_OF_PATHS = frozenset(
 )
 # what Python runs of a class that is called
 CALLED = frozenset({"__new__", "__init__", "__post_init__"})
+# by which attributes are found whose names values hold
+FINDS_BY_TEXT = ("getattr", "hasattr")
 # by which the class of an object is found
 KINDS = ("type", "__class__")
 # of kinds whose values never change in place
@@ -81,8 +84,8 @@ CONSTANTS = (
 TORCH_CONSTANTS = ("dtype", "device", "layout", "memory_format", "Size")
 # methods that Python calls where objects are made, copied and shown
 NOT_OF_OPERATORS = (
-    *("__new__", "__init__", "__post_init__", "__init_subclass__", "__set_name__", "__del__"),
-    *("__repr__", "__str__", "__format__", "__dir__", "__sizeof__", "__class_getitem__"),
+    *("__new__", "__init__", "__post_init__", "__set_name__", "__del__"),
+    *("__repr__", "__str__", "__format__", "__dir__", "__sizeof__"),
     *("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__"),
     *("__copy__", "__deepcopy__", "__replace__", "__getnewargs_ex__"),
 )
@@ -151,6 +154,8 @@ class Fingerprint:
         self._inside: list[int] = []  # objects whose attributes are being spelled
         # attributes that functions name, classes of users, and members of these that were read
         self._named: set[str] = set(beside._named) if beside else set()
+        self._alike: dict[tuple[str, str], list[type]] = {}  # classes of one name
+        self._texts: set[str] = set()  # that values hold
         self._asked: set[str] = set()  # functions that are called with nothing
         self._reaches_paths = False  # to files
         self._classes: dict[int, type] = dict(beside._classes) if beside else {}
@@ -333,20 +338,33 @@ class Fingerprint:
 
     def _follow(self) -> None:
         """Reads the members of classes that are read, and what these read in turn."""
-        while found := [
-            (cls, name)
-            for cls in self._classes.values()
-            for name in vars(cls)
-            if name in self._named and (id(cls), name) not in self._followed
-        ]:
-            for cls, name in found:
-                self._followed.add((id(cls), name))
-                self._member(cls, name, vars(cls)[name])
+        while found := self._not_followed():
+            for holder, name in found:
+                self._followed.add((id(holder), name))
+                self._member(holder, name, vars(holder)[name])
         if self._reaches_paths and not self._named.isdisjoint(READS_OF_PATHS):
             self._value("files", _EMPTY)  # has no spelling
 
-    def _member(self, cls: type, name: str, member: object) -> None:
-        """What a class holds under a name: a function, what computes an attribute, or a value."""
+    def _not_followed(self) -> list[tuple[type | types.FunctionType, str]]:
+        """Members of classes, and attributes of functions, that may be read and were not yet."""
+        holders: list[type | types.FunctionType] = [*self._classes.values(), *self._read]
+        return [
+            (holder, name)
+            for holder in holders
+            for name in vars(holder)
+            if self._is_named(name) and (id(holder), name) not in self._followed
+        ]
+
+    def _is_named(self, name: str) -> bool:
+        """Whether a function may read an attribute of this name."""
+        return name in self._named or (
+            name in self._texts and not self._named.isdisjoint(FINDS_BY_TEXT)
+        )
+
+    def _member(self, cls: type | types.FunctionType, name: str, member: object) -> None:
+        """What a class holds under a name: a function, what computes an attribute, or a value; what
+        was given to a function under one.
+        """
         if isinstance(member, (types.MemberDescriptorType, types.GetSetDescriptorType)):
             return  # a slot, whose value the object has
         if (function := _getter(member) or _method(member)) is not None:
@@ -435,6 +453,8 @@ class Fingerprint:
         """A number, a text or a collection; None of other values."""
         if kind is _Found:
             return self.spell(getattr(value.owner, value.attribute, None))
+        if kind is str and value.isidentifier():
+            self._texts.add(value)
         if value is None or kind in (bool, int, str, bytes, complex, type(Ellipsis), range, slice):
             return f"{kind.__name__} {value!r}".encode()
         if kind is float:
@@ -474,7 +494,7 @@ class Fingerprint:
         if isinstance(value, type):
             self._register(type(value))
             self._named |= CALLED  # by who calls the class
-            return self._class(value)
+            return _join("class of", map(self._class, (type(value), value)))
         return None
 
     def _member_of_enumeration(self, value: enum.Enum, kind: type) -> bytes:
@@ -532,6 +552,8 @@ class Fingerprint:
             raise Unstable(f"a value of type {kind.__qualname__}")
         if id(value) in self._inside:
             return f"cycle {self._inside.index(id(value))}".encode()
+        if kind in (operator.attrgetter, operator.methodcaller):
+            self._named.add("getattr")
         if len(self._inside) >= DEEPEST_OBJECT:
             raise Unstable(f"a value of type {kind.__qualname__}, whose attributes nest deeply")
         self._inside.append(id(value))
@@ -544,7 +566,8 @@ class Fingerprint:
             self._inside.pop()
 
     def _class(self, cls: type) -> bytes:
-        name = f"class {cls.__module__}.{cls.__qualname__} "
+        number = self._number_among_alike(cls)
+        name = f"class {cls.__module__}.{cls.__qualname__} {number or ''}"
         if cls.__module__ == "builtins" or _is_ours(cls):
             return name.encode()
         if _of_library(cls.__module__):
@@ -571,6 +594,15 @@ class Fingerprint:
                 self._watch(own_dict(cls), name_of_method, vars(cls)[name_of_method])
         bases = [self._class(base) for base in cls.__bases__]
         return _join("class", [name.encode(), _texts[id(cls)][1], self.spell(data), *codes, *bases])
+
+    def _number_among_alike(self, cls: type) -> int:
+        """How many other classes of the same name were read before: a class that is made again is
+        not the one whose objects are still there.
+        """
+        alike = self._alike.setdefault((cls.__module__, cls.__qualname__), [])
+        if not any(known is cls for known in alike):
+            alike.append(cls)
+        return next(i for i, known in enumerate(alike) if known is cls)
 
     def _register(self, cls: type) -> None:
         """Has the members of a class of users, and of its bases, followed."""
@@ -655,7 +687,7 @@ def _lasting(value: Any, inside: tuple[int, ...] = ()) -> bool:
     return id(value) in inside or all(_lasting(v, within) for v in held)
 
 
-def _held_for_good(value: Any, kind: type) -> Iterable[object] | None:
+def _held_for_good(value: Any, kind: Any) -> Iterable[object] | None:
     """What a value holds from its beginning to its end, as far as is watched; None of others."""
     if kind is types.MappingProxyType:
         return None if _behind(value) is None else value.values()
@@ -664,7 +696,7 @@ def _held_for_good(value: Any, kind: type) -> Iterable[object] | None:
     if isinstance(value, enum.Enum):
         return [value.value, *_beside_value(value).values()]
     if dataclasses.is_dataclass(value):
-        return own_attributes(value).values() if value.__dataclass_params__.frozen else None
+        return own_attributes(value).values() if kind.__dataclass_params__.frozen else None
     if kind is functools.partial:
         return [value.func, *value.args, *value.keywords.values(), *vars(value).values()]
     if isinstance(value, types.MethodType):
