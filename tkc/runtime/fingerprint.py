@@ -152,6 +152,7 @@ class Fingerprint:
         self._seen: dict[tuple[int, ...], int] = {}
         self._read: list[types.FunctionType] = []  # kept alive, so that no id is used again
         self._inside: list[int] = []  # objects whose attributes are being spelled
+        self._within: list[int] = []  # lists and dictionaries that are
         # attributes that functions name, classes of users, and members of these that were read
         self._named: set[str] = set(beside._named) if beside else set()
         self._alike: dict[tuple[str, str], list[type]] = {}  # classes of one name
@@ -459,17 +460,28 @@ class Fingerprint:
             return f"{kind.__name__} {value!r}".encode()
         if kind is float:
             return f"float {value.hex()}".encode()
-        if kind in (tuple, list):
+        if kind is tuple:
             return _join(kind.__name__, map(self.spell, value))
         if kind in (set, frozenset):
             return _join(kind.__name__, sorted(map(self.spell, value)))
-        if kind in (dict, types.MappingProxyType):
-            if (behind := _behind(value)) is not None:
-                self._watch_entries(behind)
-            return _join(
-                "dict", (_join("item", (self.spell(k), self.spell(v))) for k, v in [*value.items()])
-            )
+        if kind in (list, dict, types.MappingProxyType):
+            return self._may_hold_itself(value, kind)
         return None
+
+    def _may_hold_itself(self, value: Any, kind: type) -> bytes:
+        """A list or a dictionary."""
+        if id(value) in self._within:
+            return f"cycle of collections {self._within.index(id(value))}".encode()
+        if (behind := _behind(value)) is not None:
+            self._watch_entries(behind)
+        self._within.append(id(value))
+        try:
+            if kind is list:
+                return _join("list", map(self.spell, value))
+            items = ((self.spell(k), self.spell(v)) for k, v in [*value.items()])
+            return _join("dict", (_join("item", item) for item in items))
+        finally:
+            self._within.pop()
 
     def _defined(self, value: Any, kind: type) -> bytes | None:
         """A function, a module, a class or what is made of one of these; None of other values."""
