@@ -337,6 +337,11 @@ class Fingerprint:
         self._outside("", name, value, *_reading(function.__code__).of(name))
         self._follow()
 
+    def read(self, label: str, value: object) -> None:
+        """Records a value that is read as a whole."""
+        self._value(label, value)
+        self._follow()
+
     def _follow(self) -> None:
         """Reads the members of classes that are read, and what these read in turn."""
         while found := self._not_followed():

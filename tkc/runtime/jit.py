@@ -161,18 +161,22 @@ class Launchable:
 
     def _launcher(self, extents: Any, grid: Any) -> Callable[..., Any]:
         """What calls on a grid go to. grid: as the caller names it."""
-        if len(self._launchers) >= MAX_LAUNCHERS:
-            self.forget_launches()
-        launcher = self._launchers.get(extents) or self._launchers.setdefault(
-            extents, Launcher(self, extents)
-        )
+        launcher = self._made_launcher(extents, extents)
         launcher.places.add(grid)
         self.install(launcher)
         return launcher.quickest
 
+    def _made_launcher(self, key: Any, grid: Any) -> Launcher:
+        """The launcher that is found under a key, made where there is none."""
+        if len(self._launchers) >= MAX_LAUNCHERS:
+            self.forget_launches()
+        return self._launchers.get(key) or self._launchers.setdefault(
+            key, Launcher(self, grid, key)
+        )
+
     def install(self, launcher: Launcher) -> None:
         """Makes calls on a grid go where they are launched quickest."""
-        if self._launchers.get(launcher.grid) is launcher:
+        if self._launchers.get(launcher.key) is launcher:
             self._quickest |= dict.fromkeys(launcher.places, launcher.quickest)
 
 
@@ -541,12 +545,14 @@ def _launch_on(kernel: JitFunction, grid: Callable, /, *args: Any, **kwargs: Any
 
 
 class Launcher:
-    """`kernel[grid]`, or `tuned[grid]`: call it with the arguments."""
+    """`kernel[grid]`, or `tuned[grid]`: call it with the arguments. key: under which the owner
+    finds it; remembers: whether launches are remembered, if the arguments allow it.
+    """
 
-    __slots__ = ("owner", "grid", "caches", "places", "quickest")
+    __slots__ = ("owner", "grid", "key", "remembers", "caches", "places", "quickest")
 
-    def __init__(self, owner: Launchable, grid: Any):
-        self.owner, self.grid = owner, grid
+    def __init__(self, owner: Launchable, grid: Any, key: Any, remembers: bool = True):
+        self.owner, self.grid, self.key, self.remembers = owner, grid, key, remembers
         self.caches: dict[tuple, KernelCache | None] = {}  # by the kind of a call
         self.places: set = set()  # what the owner calls this grid
         self.quickest: Callable[..., Any] = self
@@ -566,6 +572,17 @@ class Launcher:
         except Error as error:
             hide_own_frames(error)
             raise
+
+    def watching(self) -> tuple[Watch, ...] | None:
+        """What must stay as it is for launches that were made now: what the owner reads, and the
+        grid where it is a function. None where none may be remembered.
+        """
+        own = self.owner.watching() if self.remembers else None
+        if own is None or not callable(self.grid):
+            return own
+        found = fingerprint.Fingerprint(self.grid)
+        self.remembers = not (found.careful or found.unstable)
+        return (*own, *found.watched) if self.remembers else None
 
     def miss(self, args: Sequence, kwargs: dict[str, Any]) -> Any:
         """Launches in Python and stores the launch; gives what `given_back` says. (The key is

@@ -357,7 +357,7 @@ def kernel_cache(
     remembered now, or a key cannot describe such calls.
     """
     owner, kernel = launcher.owner, launcher.owner.kernel
-    if (watched := owner.watching()) is None:
+    if (watched := launcher.watching()) is None:
         return None
     runtime = {n for n, fixed in zip(kernel.names, kernel.constexpr, strict=True) if not fixed}
     named = [*zip(kernel.names, args, strict=False), *kwargs.items()]
