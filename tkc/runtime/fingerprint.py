@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from tkc.objects import own_attributes, own_dict, slots_of
+from tkc.runtime.lifting import Lifted
 
 RUN_TIME = (
     "TKC_CACHE",
@@ -508,6 +509,8 @@ class Fingerprint:
             return _join("method", map(self.spell, (value.__func__, value.__self__)))
         if isinstance(value, enum.Enum):
             return self._member_of_enumeration(value, kind)
+        if kind is Lifted:
+            return _join("lifted", map(self.spell, (value.function, value.slots)))
         if isinstance(value, type):
             self._register(type(value))
             self._named |= CALLED  # by who calls the class
@@ -710,6 +713,8 @@ def _held_for_good(value: Any, kind: Any) -> Iterable[object] | None:
         return None if _behind(value) is None else value.values()
     if kind in (tuple, frozenset):
         return value
+    if kind is Lifted:
+        return (value.function,)
     if isinstance(value, enum.Enum):
         return [value.value, *_beside_value(value).values()]
     if dataclasses.is_dataclass(value):
