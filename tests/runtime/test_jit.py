@@ -735,3 +735,16 @@ def test_an_extent_beyond_32_bits_of_few_bytes():
         extents, o = np.zeros(1, np.int64), np.zeros(8, np.int8)
         last_of_a_row[1](np.broadcast_to(np.ones(1, np.int8), (extent,)), extents, o)
         assert extents[0] == extent and o.tolist() == [1] * 3 + [7] * 5
+
+
+@tkc.jit
+def divides_by(x, s):
+    tkc.store(x, (0,), tkc.full((4,), 1.0, tkc.float32) / s.to(tkc.float32))
+
+
+@pytest.mark.parametrize("kind", [ml_dtypes.bfloat16, np.float16, np.float32, float])
+def test_a_zero_that_is_negative_is_another_number(kind):
+    x = np.zeros(4, np.float32)
+    for zero in (0.0, -0.0, 0.0):
+        divides_by[1](x, kind(zero))
+        assert (x == np.copysign(np.inf, zero)).all()

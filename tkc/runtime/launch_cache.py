@@ -393,7 +393,7 @@ def _key_parts(named: Sequence[tuple[str, Any]], runtime: set[str]) -> list[str]
         elif hasattr(v, "__cuda_array_interface__"):
             parts.append(f"tuple({x}.__cuda_array_interface__.items())")
         elif type(v).__module__ in SCALAR_MODULES and not hasattr(v, "ctypes"):
-            parts.append(f"str({x})" if v.dtype.kind == "f" else f"{x}.item()")
+            parts.append(f"{x}.tobytes()")  # of zeros the sign, too
         elif hasattr(v, "__array_interface__") and hasattr(v, "flags"):
             parts += [f"{x}.{part}" for part in ("ctypes.data", "shape", "strides", "dtype")]
             parts.append(f"{x}.flags.writeable")
