@@ -168,7 +168,9 @@ class Fingerprint:
 
     def _function(self, path: str, fn) -> int:
         """Records a function and all it reaches; the number under which it stands."""
-        fn = fn.fn if _is_kernel(fn) else fn
+        if _is_kernel(fn):
+            self._watch(own_dict(fn), "fn", fn.fn)
+            fn = fn.fn
         mark = (id(fn.__code__), id(fn.__defaults__), *map(id, fn.__closure__ or ()))
         if mark in self._seen:
             return self._seen[mark]
