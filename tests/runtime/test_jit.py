@@ -16,6 +16,7 @@ from tests.runtime import kernels
 from tests.runtime.fake_driver import FakeTensor
 from tests.runtime.kernels import add, grid, scaled, shift
 from tkc.errors import CompileError, LaunchError
+from tkc.runtime import cache, jit
 from tkc.runtime.jit import JitFunction
 
 
@@ -748,3 +749,51 @@ def test_a_zero_that_is_negative_is_another_number(kind):
     for zero in (0.0, -0.0, 0.0):
         divides_by[1](x, kind(zero))
         assert (x == np.copysign(np.inf, zero)).all()
+
+
+read_by_threads = 1.0
+
+
+@tkc.jit
+def stores_what_threads_change(x):
+    tkc.store(x, (0,), tkc.full((4,), read_by_threads, tkc.float32))
+
+
+def test_code_that_was_old_when_it_was_compiled_is_not_kept(monkeypatch):
+    """One thread compiles, a name is rebound, another one launches: it sees the new value."""
+    kernel, real = fresh(stores_what_threads_change), jit.compile
+    compiled, go = threading.Event(), threading.Event()
+
+    def slow(*args):
+        made = real(*args)
+        compiled.set()
+        assert go.wait(20)
+        return made
+
+    monkeypatch.setattr(jit, "compile", slow)
+    found = [np.zeros(4, np.float32) for _ in range(2)]
+    threads = [threading.Thread(target=kernel[1], args=(x,)) for x in found]
+    threads[0].start()
+    assert compiled.wait(20)
+    monkeypatch.setitem(globals(), "read_by_threads", 2.0)
+    threads[1].start()
+    threads[1].join(0.3)
+    go.set()
+    for thread in threads:
+        thread.join(20)
+    assert (found[1] == 2).all()
+    kernel[1](found[0])
+    assert (found[0] == 2).all()
+
+
+def test_code_that_read_what_was_rebound_meanwhile_has_no_entry(monkeypatch):
+    kernel, real, entries = fresh(stores_what_threads_change), jit.compile, []
+
+    def rebinding(*args):
+        monkeypatch.setitem(globals(), "read_by_threads", 3.0)
+        return real(*args)
+
+    monkeypatch.setattr(jit, "compile", rebinding)
+    monkeypatch.setattr(cache.DiskCache, "put", lambda self, key, parts: entries.append(key))
+    kernel[1](np.zeros(4, np.float32))
+    assert not entries and not kernel._compiled

@@ -333,11 +333,10 @@ class JitFunction(Launchable):
         if found is not None:
             return found
         with _compiling, collector_paused():
-            return self._compiled.get(key) or self._compiled.setdefault(
-                key, self._load_or_compile(s, target)
-            )
+            return self._compiled.get(key) or self._load_or_compile(s, target, key)
 
-    def _load_or_compile(self, s: Specialization, target: str) -> Compiled:
+    def _load_or_compile(self, s: Specialization, target: str, key: tuple) -> Compiled:
+        """Puts it into memory under a key, where what the kernel reads stays as it was."""
         disk, name = cache.disk(), self._key(s, target)
 
         def again(observe: Callable | None = None) -> Compiled:
@@ -348,14 +347,16 @@ class JitFunction(Launchable):
             try:
                 compiled = Compiled.unpack(parts)
                 compiled.again = again
-                return compiled
+                return self._compiled.setdefault(key, compiled)
             except (ValueError, KeyError, TypeError, CompileError):
                 pass  # an entry of another make: compile
         compiled = again()
         compiled.again = again
+        if name and self._is_rebound():
+            return compiled  # by another thread, before or after it was read
         if disk and name and compiled.lasting:
             disk.put(name, compiled.pack())
-        return compiled
+        return self._compiled.setdefault(key, compiled)
 
     def _watch_constants(self, s: Specialization) -> fingerprint.Fingerprint:
         """What the kernel reads of compile-time values counts as what it reads of globals does."""
@@ -445,7 +446,11 @@ class JitFunction(Launchable):
         """Where a global, a module's attribute or a closure's variable that the kernel reads was
         bound to something else, or a list changed, what was compiled is no longer this kernel.
         """
-        if self._is_rebound():
+        if not self._is_rebound():
+            return
+        with _compiling:  # what another thread is compiling is put there before it is cleared
+            if not self._is_rebound():
+                return
             self._compiled.clear()
             self._loaded.clear()
             self.forget_launches()
