@@ -1,7 +1,9 @@
 """Kernels called as users call them: on the CPU for real, on a made-up GPU as far as the driver."""
 
 import contextlib
+import copy
 import importlib
+import pickle
 import pkgutil
 import sys
 import threading
@@ -797,3 +799,29 @@ def test_code_that_read_what_was_rebound_meanwhile_has_no_entry(monkeypatch):
     monkeypatch.setattr(cache.DiskCache, "put", lambda self, key, parts: entries.append(key))
     kernel[1](np.zeros(4, np.float32))
     assert not entries and not kernel._compiled
+
+
+def test_functions_that_are_made_for_each_launch_are_not_all_kept(monkeypatch):
+    monkeypatch.setattr(jit, "MAX_COMPILED", 4)
+    kernel, x = fresh(stores_what_is_given), np.zeros(4, np.float32)
+    for n in range(12):
+        kernel[1](x, lambda n=n: float(n))
+        assert (x == n).all()
+        assert len(kernel._compiled) <= 4 and len(kernel._watched) < 40
+
+
+@tkc.jit
+def stores_what_is_given(x, F: tkc.constexpr):
+    tkc.store(x, (0,), tkc.full((4,), F(), tkc.float32))
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda k: pickle.loads(pickle.dumps(k))]
+)
+def test_a_copy_of_a_kernel_is_the_kernel(copied):
+    """As of a function. (Copies shared what was compiled, but not what was watched for it.)"""
+    x = np.zeros(4, np.float32)
+    stores_what_is_given[1](x, float)
+    assert copied(stores_what_is_given) is stores_what_is_given
+    tuned = tkc.autotune([tkc.Config()])(stores_what_is_given)
+    assert copy.deepcopy([tuned])[0] is tuned

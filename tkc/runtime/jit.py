@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tkc.timing.predict import Prediction
 
 MAX_LAUNCHERS = 4096  # of each kernel
+MAX_COMPILED = 1024  # specializations in memory, of each kernel
 MAX_KINDS = 64  # of calls, of each launcher
 CACHE_FORMAT = b"1"
 WITHOUT_MAPS = ("roles", "one")  # the option with which no plan has tensor maps
@@ -108,6 +109,12 @@ class Launchable:
         self._launchers: dict[Any, Launcher] = {}
         # grid -> the launcher, or the function of its launch cache that was made last
         self._quickest: dict[Any, Callable[..., Any]] = {}
+
+    def __reduce__(self) -> str:
+        """As of a function: its copy is itself, for what was compiled and what is watched for that
+        belong together, and it is pickled by its name.
+        """
+        return self.__qualname__
 
     @property
     def kernel(self) -> Remembered:
@@ -333,7 +340,11 @@ class JitFunction(Launchable):
         if found is not None:
             return found
         with _compiling, collector_paused():
-            return self._compiled.get(key) or self._load_or_compile(s, target, key)
+            if (found := self._compiled.get(key)) is not None:
+                return found
+            if len(self._compiled) >= MAX_COMPILED:
+                self._forget()  # what is watched for functions that are no more, too
+            return self._load_or_compile(s, target, key)
 
     def _load_or_compile(self, s: Specialization, target: str, key: tuple) -> Compiled:
         """Puts it into memory under a key, where what the kernel reads stays as it was."""
@@ -449,13 +460,16 @@ class JitFunction(Launchable):
         if not self._is_rebound():
             return
         with _compiling:  # what another thread is compiling is put there before it is cleared
-            if not self._is_rebound():
-                return
-            self._compiled.clear()
-            self._loaded.clear()
-            self.forget_launches()
-            self.rebindings += 1
-            self._fingerprint, self._watched, self.careful = None, (), False
+            if self._is_rebound():
+                self._forget()
+
+    def _forget(self) -> None:
+        """Forgets what was compiled, and what that read."""
+        self._compiled.clear()
+        self._loaded.clear()
+        self.forget_launches()
+        self.rebindings += 1
+        self._fingerprint, self._watched, self.careful = None, (), False
 
     def _is_rebound(self) -> bool:
         if any(namespace.get(name) is not value for namespace, name, value in self._watched):
