@@ -398,6 +398,11 @@ CHANGED = {
     ),
     "list that holds itself": ("d = [1.0]; d.append(d)", "d[1][1][0]", "d[0] = 2.0"),
     "dictionary that holds itself": ("d = {'v': 1.0}; d['d'] = d", "d['d']['v']", "d['v'] = 2.0"),
+    "functions of one code and of two modules": (
+        "q = 1.0\ndef f(): return q\ng = types.FunctionType(f.__code__, {'q': 3.0})",
+        "f() + g()",
+        "g.__globals__['q'] = 2.0",
+    ),
     "kind of number": ("class N(int): pass\nn = N(1)", "float(n)", "n = N(2)"),
     "kind of text": ("class T(str): pass\nt = T('1')", "float(t)", "t = T('2')"),
     "kind of partial": (

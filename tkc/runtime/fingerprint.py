@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 from tkc.objects import own_attributes, own_dict, slots_of
-from tkc.runtime.lifting import Lifted
 
 RUN_TIME = (
     "TKC_CACHE",
@@ -171,7 +170,8 @@ class Fingerprint:
         if _is_kernel(fn):
             self._watch(own_dict(fn), "fn", fn.fn)
             fn = fn.fn
-        mark = (id(fn.__code__), id(fn.__defaults__), *map(id, fn.__closure__ or ()))
+        parts = fn.__code__, fn.__defaults__, fn.__globals__, *(fn.__closure__ or ())
+        mark = tuple(map(id, parts))
         if mark in self._seen:
             return self._seen[mark]
         number = self._seen[mark] = len(self._seen)
@@ -190,23 +190,29 @@ class Fingerprint:
         cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False))
         for name in sorted(reading.names):
             if name in cells:
-                try:
-                    value = cells[name].cell_contents
-                except ValueError:
-                    continue  # not assigned yet
-                self._watch(Parts(cells[name]), "cell_contents", value)
-                if isinstance(value, type) and id(value) in self._classes:
-                    continue  # the class of a method, whose members are followed
+                value = self._enclosed(cells[name])
             elif name in fn.__globals__:
                 value = fn.__globals__[name]
                 if not _is_module_of_ours(value):
                     self._watch(fn.__globals__, name, value)
-            elif (value := self._builtin_named(path, name, fn.__globals__)) is _EMPTY:
-                continue
-            self._outside(path, name, value, *reading.of(name))
+            else:
+                value = self._builtin_named(path, name, fn.__globals__)
+            if value is not _EMPTY:
+                self._outside(path, name, value, *reading.of(name))
         for imported in reading.imports:
             self._imported(path, imported, reading, fn)
         return number
+
+    def _enclosed(self, cell: types.CellType) -> Any:
+        """What a variable of a closure holds; _EMPTY of one that is not assigned yet, and where it
+        is the class of a method, whose members are followed.
+        """
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            return _EMPTY
+        self._watch(Parts(cell), "cell_contents", value)
+        return _EMPTY if isinstance(value, type) and id(value) in self._classes else value
 
     def _watch(self, space: dict | Parts, name: str, value: object) -> None:
         """Has a name compared from now on, once."""
@@ -511,8 +517,8 @@ class Fingerprint:
             return _join("method", map(self.spell, (value.__func__, value.__self__)))
         if isinstance(value, enum.Enum):
             return self._member_of_enumeration(value, kind)
-        if kind is Lifted:
-            return _join("lifted", map(self.spell, (value.function, value.slots)))
+        if (read := _read_of(value, kind)) is not None:
+            return _join(kind.__name__, map(self.spell, read))
         if isinstance(value, type):
             self._register(type(value))
             self._named |= CALLED  # by who calls the class
@@ -606,16 +612,19 @@ class Fingerprint:
             for n, v in vars(cls).items()
             if not n.startswith("__") and isinstance(v, (int, float, str, tuple, list, dict))
         }
-        # methods may be bound anew: their code, not all they read, which counts where a function
-        # names them; those of operators Python calls, and no name says where
-        methods = [(name, f) for name, member in vars(cls).items() if (f := _method(member))]
-        codes = [_reading(f.__code__).text + self.spell(_numbers_of(f)) for _, f in methods]
-        for name_of_method, f in methods:
-            if _is_of_operator(name_of_method):
-                self._function("", f)
-                self._watch(own_dict(cls), name_of_method, vars(cls)[name_of_method])
-        bases = [self._class(base) for base in cls.__bases__]
+        codes, bases = self._methods(cls), [self._class(base) for base in cls.__bases__]
         return _join("class", [name.encode(), _texts[id(cls)][1], self.spell(data), *codes, *bases])
+
+    def _methods(self, cls: type) -> list[bytes]:
+        """Methods may be bound anew: their code, not all they read, which counts where a function
+        names them; those of operators Python calls, and no name says where.
+        """
+        methods = [(name, f) for name, member in vars(cls).items() if (f := _method(member))]
+        for name, f in methods:
+            if _is_of_operator(name):
+                self._function("", f)
+                self._watch(own_dict(cls), name, vars(cls)[name])
+        return [_reading(f.__code__).text + self.spell(_numbers_of(f)) for _, f in methods]
 
     def _number_among_alike(self, cls: type) -> int:
         """How many other classes of the same name were read before: a class that is made again is
@@ -715,8 +724,8 @@ def _held_for_good(value: Any, kind: Any) -> Iterable[object] | None:
         return None if _behind(value) is None else value.values()
     if kind in (tuple, frozenset):
         return value
-    if kind is Lifted:
-        return (value.function,)
+    if (parts := _read_of(value, kind)) is not None:
+        return parts
     if isinstance(value, enum.Enum):
         return [value.value, *_beside_value(value).values()]
     if dataclasses.is_dataclass(value):
@@ -726,6 +735,14 @@ def _held_for_good(value: Any, kind: Any) -> Iterable[object] | None:
     if isinstance(value, types.MethodType):
         return value.__func__, value.__self__
     return None
+
+
+def _read_of(value: Any, kind: type) -> tuple | None:
+    """What kernels read of a value of tkc that holds what is its users' (a lifted function); None
+    of others.
+    """
+    ours = _is_ours_by_name(kind.__module__) and hasattr(kind, "read_by_kernels")
+    return value.read_by_kernels if ours else None
 
 
 def _behind(value: object) -> dict | None:

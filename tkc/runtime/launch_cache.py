@@ -73,6 +73,13 @@ SCALAR_MODULES = ("numpy", "ml_dtypes")  # of what is a number, not an array
 # of constants that differ from all that are equal to them and of their type in nothing
 SIMPLE = frozenset({bool, int, str, bytes, type(None), FunctionType})
 
+# what others differ in beside that
+TOLD_APART: dict[type, Callable[[Any], Any]] = {
+    float: float.hex,
+    complex: lambda z: (z.real.hex(), z.imag.hex()),
+    range: lambda r: (r.start, r.stop, r.step),
+}
+
 # Kinds of arguments. NUMBER and REAL are given to the kernel, INT and FLOAT compiled into it; of
 # SAME the identity counts; of a PLACE, a tensor, all but the address is known.
 TENSOR, NUMBER, REAL, INT, FLOAT, SAME, PLACE = range(7)
@@ -446,12 +453,8 @@ def types_of(value: Any, inside: tuple[int, ...] = ()) -> Any:
         return kind
     if kind in (tuple, frozenset):
         return kind, *[types_of(v, inside) for v in value]
-    if kind is float:
-        return kind, value.hex()
-    if kind is complex:
-        return kind, value.real.hex(), value.imag.hex()
-    if kind is range:
-        return kind, value.start, value.stop, value.step
+    if kind in TOLD_APART:
+        return kind, TOLD_APART[kind](value)
     if kind.__eq__ is object.__eq__ or isinstance(value, (type, Enum)):
         return kind
     if kind.__module__ in SCALAR_MODULES:
