@@ -2,6 +2,7 @@
 measurement elsewhere, arrays put back, errors.
 """
 
+import functools
 import gc
 import json
 import sys
@@ -656,3 +657,76 @@ def test_what_was_expected_but_cannot_be_compiled_gives_way():
     alone = tkc.autotune(expecting(N16=1e-6, N32=3e-6), measure=False)(wide)
     with pytest.raises(tkc.Error, match="blocks of more than 32"):
         alone[of_strips](x, out)
+
+
+covered = 4  # elements, of the grid below
+
+
+def of_covered(args):
+    return (covered // args["N"],)
+
+
+def enclosing_a_number():
+    n = 4
+
+    def grid(args):
+        return (n // args["N"],)
+
+    def change(to):
+        nonlocal n
+        n = to
+
+    return grid, change
+
+
+def enclosing_a_list():
+    held = [4]
+    return lambda args: (held[0] // args["N"],), lambda to: held.__setitem__(0, to)
+
+
+def an_object():
+    class Grid:
+        def __init__(self):
+            self.n = 4
+
+        def __call__(self, args):
+            return (self.n // args["N"],)
+
+    made = Grid()
+    return made, lambda to: setattr(made, "n", to)
+
+
+def of_a_module():
+    return of_covered, lambda to: globals().update(covered=to)
+
+
+@pytest.mark.parametrize("make", [of_a_module, enclosing_a_number, enclosing_a_list, an_object])
+def test_a_grid_is_what_its_function_gives_now(make):
+    t = tkc.autotune([tkc.Config(N=4), tkc.Config(N=8)], measure=False)(scaled)
+    grid, change = make()
+    x, out = np.ones(64, "f4"), np.zeros(64, "f4")
+    for n in (4, 64, 4, 4, 8):
+        change(n)
+        out[:] = 0
+        t[grid](x, out)
+        assert (out == 2).sum() == n
+    change(4)
+
+
+def test_functions_that_are_made_for_each_call_launch_what_was_launched():
+    t = tkc.autotune([tkc.Config(N=4), tkc.Config(N=8)], measure=False)(scaled)
+    x, out = np.ones(64, "f4"), np.zeros(64, "f4")
+    for n in [8, 64] * 8:
+        out[:] = 0
+        t[lambda args, n=n: (n // args["N"],)](x, out)
+        assert (out == 2).sum() == n
+        t[lambda args: (n // args["N"],)](x, out)  # noqa: B023  # called at once
+        t[functools.partial(lambda n, args: (n // args["N"],), n)](x, out)
+    assert len(t._launchers) == 4
+
+
+def test_a_grid_that_is_any_callable_is_chosen_for():
+    t = tkc.autotune([tkc.Config(N=4), tkc.Config(N=8)], measure=False)(scaled)
+    x, out = np.ones(64, "f4"), np.zeros(64, "f4")
+    t[functools.partial(lambda n, args: (n // args["N"],), 64)](x, out)
+    assert (out == 2).all()

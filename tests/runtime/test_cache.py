@@ -19,7 +19,7 @@ from tkc.errors import CacheError
 from tkc.runtime import cache, fingerprint
 from tkc.runtime.cache import DiskCache
 from tkc.runtime.jit import JitFunction
-from tkc.runtime.launch_cache import CONTENTS, FUNCTION_PARTS
+from tkc.runtime.launch_cache import BASES, CONTENTS, FUNCTION_PARTS
 
 KEY = "ab" * 32
 PARTS = {"meta": b"{}", "ptx": b"// text\n" * 50, "empty": b""}
@@ -408,11 +408,11 @@ def test_values_that_differ_are_spelled_differently(a, b):
 
 
 def read_by(kernel: JitFunction) -> set[str]:
-    """The names that a kernel depends on, without parts of functions and cells; variables of the
-    environment, which passes read, are bytes.
+    """The names that a kernel depends on, without parts of functions, cells and classes; variables
+    of the environment, which passes read, are bytes.
     """
     named = {name for _, name, _ in kernel._watched if isinstance(name, str)}
-    return named - {*FUNCTION_PARTS, CONTENTS}
+    return named - {*FUNCTION_PARTS, CONTENTS, BASES, fingerprint.SIZE}
 
 
 def test_a_global_with_the_name_of_a_parameter_is_none_of_the_kernels_business():

@@ -1,7 +1,9 @@
 """Kernels called as users call them: on the CPU for real, on a made-up GPU as far as the driver."""
 
 import contextlib
+import copy
 import importlib
+import pickle
 import pkgutil
 import sys
 import threading
@@ -16,6 +18,7 @@ from tests.runtime import kernels
 from tests.runtime.fake_driver import FakeTensor
 from tests.runtime.kernels import add, grid, scaled, shift
 from tkc.errors import CompileError, LaunchError
+from tkc.runtime import cache, jit
 from tkc.runtime.jit import JitFunction
 
 
@@ -735,3 +738,90 @@ def test_an_extent_beyond_32_bits_of_few_bytes():
         extents, o = np.zeros(1, np.int64), np.zeros(8, np.int8)
         last_of_a_row[1](np.broadcast_to(np.ones(1, np.int8), (extent,)), extents, o)
         assert extents[0] == extent and o.tolist() == [1] * 3 + [7] * 5
+
+
+@tkc.jit
+def divides_by(x, s):
+    tkc.store(x, (0,), tkc.full((4,), 1.0, tkc.float32) / s.to(tkc.float32))
+
+
+@pytest.mark.parametrize("kind", [ml_dtypes.bfloat16, np.float16, np.float32, float])
+def test_a_zero_that_is_negative_is_another_number(kind):
+    x = np.zeros(4, np.float32)
+    for zero in (0.0, -0.0, 0.0):
+        divides_by[1](x, kind(zero))
+        assert (x == np.copysign(np.inf, zero)).all()
+
+
+read_by_threads = 1.0
+
+
+@tkc.jit
+def stores_what_threads_change(x):
+    tkc.store(x, (0,), tkc.full((4,), read_by_threads, tkc.float32))
+
+
+def test_code_that_was_old_when_it_was_compiled_is_not_kept(monkeypatch):
+    """One thread compiles, a name is rebound, another one launches: it sees the new value."""
+    kernel, real = fresh(stores_what_threads_change), jit.compile
+    compiled, go = threading.Event(), threading.Event()
+
+    def slow(*args):
+        made = real(*args)
+        compiled.set()
+        assert go.wait(20)
+        return made
+
+    monkeypatch.setattr(jit, "compile", slow)
+    found = [np.zeros(4, np.float32) for _ in range(2)]
+    threads = [threading.Thread(target=kernel[1], args=(x,)) for x in found]
+    threads[0].start()
+    assert compiled.wait(20)
+    monkeypatch.setitem(globals(), "read_by_threads", 2.0)
+    threads[1].start()
+    threads[1].join(0.3)
+    go.set()
+    for thread in threads:
+        thread.join(20)
+    assert (found[1] == 2).all()
+    kernel[1](found[0])
+    assert (found[0] == 2).all()
+
+
+def test_code_that_read_what_was_rebound_meanwhile_has_no_entry(monkeypatch):
+    kernel, real, entries = fresh(stores_what_threads_change), jit.compile, []
+
+    def rebinding(*args):
+        monkeypatch.setitem(globals(), "read_by_threads", 3.0)
+        return real(*args)
+
+    monkeypatch.setattr(jit, "compile", rebinding)
+    monkeypatch.setattr(cache.DiskCache, "put", lambda self, key, parts: entries.append(key))
+    kernel[1](np.zeros(4, np.float32))
+    assert not entries and not kernel._compiled
+
+
+def test_functions_that_are_made_for_each_launch_are_not_all_kept(monkeypatch):
+    monkeypatch.setattr(jit, "MAX_COMPILED", 4)
+    kernel, x = fresh(stores_what_is_given), np.zeros(4, np.float32)
+    for n in range(12):
+        kernel[1](x, lambda n=n: float(n))
+        assert (x == n).all()
+        assert len(kernel._compiled) <= 4 and len(kernel._watched) < 40
+
+
+@tkc.jit
+def stores_what_is_given(x, F: tkc.constexpr):
+    tkc.store(x, (0,), tkc.full((4,), F(), tkc.float32))
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda k: pickle.loads(pickle.dumps(k))]
+)
+def test_a_copy_of_a_kernel_is_the_kernel(copied):
+    """As of a function. (Copies shared what was compiled, but not what was watched for it.)"""
+    x = np.zeros(4, np.float32)
+    stores_what_is_given[1](x, float)
+    assert copied(stores_what_is_given) is stores_what_is_given
+    tuned = tkc.autotune([tkc.Config()])(stores_what_is_given)
+    assert copy.deepcopy([tuned])[0] is tuned

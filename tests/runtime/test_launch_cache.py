@@ -21,7 +21,9 @@ from tests.runtime.fake_driver import FakeTensor
 from tests.runtime.kernels import add, grid, scaled
 from tkc.errors import DeviceError, LaunchError
 from tkc.kernels.calls import Script
+from tkc.objects import own_dict
 from tkc.runtime import driver, handed, launch, launch_cache
+from tkc.runtime.fingerprint import SIZE, Parts
 from tkc.runtime.jit import JitFunction
 
 CODES = {"float32": (2, 32), "int32": (0, 32), "bfloat16": (4, 16)}
@@ -1009,3 +1011,27 @@ def test_a_child_hands_nothing_to_the_parents_threads():
         done.set()
         other.join()
     assert handed._handing is None and not handed.takers
+
+
+def test_machine_code_sees_what_a_class_gets_and_derives_from():
+    class Behind: ...
+
+    class Another: ...
+
+    class Own(Behind): ...
+
+    def getting() -> None:
+        Own.value = 1
+
+    def deriving() -> None:
+        Own.__bases__ = (Another,)
+
+    if (methods := launch_cache._methods()) is None:
+        pytest.skip("no machine code")
+    for change in (getting, deriving):
+        spaces = (Parts(Own), launch_cache.BASES), (Parts(own_dict(Own)), SIZE)
+        watched = tuple((space, name, space.get(name)) for space, name in spaces)
+        cache = launch_cache.LaunchCache([(int, launch_cache.INT)], 1, (), watched, methods=methods)
+        assert cache.key(5) is not None and cache.unchanged()
+        change()
+        assert cache.key(5) is None and not cache.unchanged()

@@ -2,7 +2,9 @@
 of them, and the gradients that it adds up.
 """
 
+import collections
 import functools
+import types
 
 import numpy as np
 import pytest
@@ -220,3 +222,57 @@ def test_functions_and_methods_of_torch():
     )
     with pytest.raises(tkc.CompileError, match="torch.cumsum of a traced value"):
         values(lambda i, j: torch.cumsum(j, 0))
+
+
+class OfAClass:
+    value = 2.0
+
+    def method(self):
+        return 2.0
+
+
+class InASlot:
+    __slots__ = ("value",)
+
+    def __init__(self):
+        self.value = 2.0
+
+
+def of_a_module():
+    held = types.ModuleType("of_a_test")
+    held.value = 2.0
+    return held, lambda i, j: i + j * held.value, lambda to: setattr(held, "value", to)
+
+
+def of_a_class():
+    held = OfAClass()
+    return held, lambda i, j: i + j * held.value, lambda to: setattr(OfAClass, "value", to)
+
+
+def of_a_slot():
+    held = InASlot()
+    return held, lambda i, j: i + j * held.value, lambda to: setattr(held, "value", to)
+
+
+def of_a_deque():
+    held = collections.deque([2.0])
+    return held, lambda i, j: i + j * held[0], lambda to: held.__setitem__(0, to)
+
+
+def of_a_method():
+    held = OfAClass()
+    return (
+        held,
+        lambda i, j: i + j * held.method(),
+        lambda to: setattr(OfAClass, "method", lambda self: to),
+    )
+
+
+@pytest.mark.parametrize("make", [of_a_module, of_a_class, of_a_slot, of_a_deque, of_a_method])
+def test_what_a_function_reads_may_change_where_its_key_stays(make):
+    _, f, change = make()
+    i, j = grid()
+    for value in (2.0, 3.0, 2.0):
+        change(value)
+        for _ in range(2):
+            assert (values(f) == i + j * value).all()

@@ -2,10 +2,12 @@
 sees it, also where nothing says how such a value is written down.
 """
 
+import builtins
+import decimal
 import importlib.util
 import pkgutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -145,6 +147,64 @@ CHANGED = {
         "f(a)",
         "A.v = 2.0",
     ),
+    "name of Python's that a module hides": ("", "max(1.0, 2.0)", "max = min"),
+    "name that a module has by and by": (
+        "def f():\n    try:\n        return q\n    except NameError:\n        return 1.0",
+        "f()",
+        "q = 2.0",
+    ),
+    "name among Python's": (
+        "builtins.of_a_test = lambda: 1.0\ndef f(): return of_a_test()",
+        "f()",
+        "builtins.of_a_test = lambda: 2.0",
+    ),
+    "length that is bound anew": (
+        "q = 1\n@dataclasses.dataclass(frozen=True)\nclass A:\n"
+        "    def __len__(self): return q\na = A()\ndef f(a): return float(len(a))",
+        "f(a)",
+        "A.__len__ = lambda self: 2",
+    ),
+    "method that a class hides": (
+        "class B:\n    def m(self): return 1.0\n"
+        "@dataclasses.dataclass(frozen=True)\nclass A(B): pass\na = A()",
+        "a.m()",
+        "A.m = lambda self: 2.0",
+    ),
+    "what classes a class derives from": (
+        "class O: pass\nclass B(O): v = 1.0\nclass C(O): v = 2.0\n"
+        "@dataclasses.dataclass(frozen=True)\nclass A(B): pass\n"
+        "a = A()\ndef f(a): return a.v",
+        "f(a)",
+        "A.__bases__ = (C,)",
+    ),
+    "operator that is bound anew": (
+        "@dataclasses.dataclass(frozen=True)\nclass A:\n    def __add__(self, x): return x\n"
+        "a = A()",
+        "a + 1.0",
+        "A.__add__ = lambda self, x: x + x",
+    ),
+    "operator that a class gets": (
+        "@dataclasses.dataclass(frozen=True)\nclass A: pass\n"
+        "a = A()\ndef f(a): return 1.0 if a else 2.0",
+        "f(a)",
+        "A.__bool__ = lambda self: False",
+    ),
+    "property before an attribute": (
+        "class A: pass\na = A(); a.v = 1.0",
+        "a.v",
+        "A.v = property(lambda self: 2.0)",
+    ),
+    "property in place of a default": (
+        "class A: v = 0.0\na = A(); a.v = 1.0",
+        "a.v",
+        "A.v = property(lambda self: 2.0)",
+    ),
+    "attribute that a class has by and by": (
+        "@dataclasses.dataclass(frozen=True)\nclass A: pass\n"
+        "a = A()\ndef f(a): return getattr(a, 'v', 1.0)",
+        "f(a)",
+        "A.v = 2.0",
+    ),
     "what a method of an object that is handed on reads": (
         "q = 1.0\nclass A:\n    def m(self): return q\na = A()\ndef f(a): return a.m()",
         "f(a)",
@@ -251,6 +311,106 @@ CHANGED = {
         "m.f = tkc.log2",
     ),
     "number of C": ("c = ctypes.c_double(1.0)", "c.value", "c.value = 2.0"),
+    "list that is a member of an enumeration": (
+        "class E(enum.Enum): A = [1.0]\na = E.A\ndef f(a): return a.value[0]",
+        "f(a)",
+        "E.A.value[0] = 2.0",
+    ),
+    "attribute of a member of an enumeration": (
+        "class E(enum.Enum):\n    A = 1\n"
+        "    def __init__(self, _): self.v, self.other = 1.0, self\n"
+        "a = E.A\ndef f(a): return a.other.v",
+        "f(a)",
+        "E.A.v = 2.0",
+    ),
+    "attribute that a member of an enumeration computes": (
+        "q = 1.0\nclass E(enum.Enum):\n    A = 1\n    def __init__(self, _): self.v = q\na = E.A",
+        "a.v",
+        "E.A.v = q = 2.0",
+    ),
+    "arguments of a partial": (
+        "p = functools.partial(lambda v: v, v=1.0)",
+        "p()",
+        "p.keywords['v'] = 2.0",
+    ),
+    "attribute of a partial": (
+        "p = functools.partial(max, 0.0); p.v = 1.0\ndef f(p): return p.v",
+        "f(p)",
+        "p.v = 2.0",
+    ),
+    "what a mapping proxy shows": (
+        "d = {'v': 1.0}; m = types.MappingProxyType(d)\ndef f(m): return m['v']",
+        "f(m)",
+        "d['v'] = 2.0",
+    ),
+    "what a mapping proxy shows by and by": (
+        "d = {'a': 1.0}; m = types.MappingProxyType(d)",
+        "len(m) + sum(m.values())",
+        "d['b'] = 2.0",
+    ),
+    "mapping that a mapping proxy shows": (
+        "d = collections.ChainMap({'v': 1.0}); m = types.MappingProxyType(d)",
+        "m['v']",
+        "d['v'] = 2.0",
+    ),
+    "record of an array": (
+        "b = np.ones(1, [('v', 'f4')]); d = b[0]\ndef f(d): return float(d['v'])",
+        "f(d)",
+        "b['v'] = 2.0",
+    ),
+    "attribute of a function that is handed on": (
+        "def g(): pass\ng.v = 1.0\ndef f(g): return g.v",
+        "f(g)",
+        "g.v = 2.0",
+    ),
+    "attribute of a method": (
+        "class A:\n    def m(self): pass\n    m.v = 1.0\na = A()",
+        "a.m.v",
+        "A.m.v = 2.0",
+    ),
+    "attribute whose name a tuple holds": (
+        "@dataclasses.dataclass(frozen=True)\nclass A:\n    v = 1.0\n"
+        "    def m(self): return 1.0\na, names = A(), ('v', 'm')",
+        "getattr(a, names[0]) + getattr(a, names[1])()",
+        "A.m = lambda self: 2.0",
+    ),
+    "attribute that a function of the library finds": (
+        "@dataclasses.dataclass(frozen=True)\nclass A: v = None, 1.0\n"
+        "a, find = A(), operator.attrgetter('v')",
+        "find(a)[1]",
+        "A.v = None, 2.0",
+    ),
+    "element of a class": (
+        "q = 1.0\nclass A:\n    def __class_getitem__(cls, i): return q",
+        "A[0]",
+        "q = 2.0",
+    ),
+    "element of a class that its own finds": (
+        "q = 1.0\nclass M(type):\n    def __getitem__(cls, i): return q\n"
+        "class A(metaclass=M): pass",
+        "A[0]",
+        "q = 2.0",
+    ),
+    "object of a class that was made again": (
+        "class A: pass\na = A()\ndef f(): return 1.0 if isinstance(a, A) else 2.0",
+        "f()",
+        "class A: pass",
+    ),
+    "list that holds itself": ("d = [1.0]; d.append(d)", "d[1][1][0]", "d[0] = 2.0"),
+    "dictionary that holds itself": ("d = {'v': 1.0}; d['d'] = d", "d['d']['v']", "d['v'] = 2.0"),
+    "functions of one code and of two modules": (
+        "q = 1.0\ndef f(): return q\ng = types.FunctionType(f.__code__, {'q': 3.0})",
+        "f() + g()",
+        "g.__globals__['q'] = 2.0",
+    ),
+    "kind of number": ("class N(int): pass\nn = N(1)", "float(n)", "n = N(2)"),
+    "kind of text": ("class T(str): pass\nt = T('1')", "float(t)", "t = T('2')"),
+    "kind of partial": (
+        "class P(functools.partial): pass\np = P(len); p.v = 1.0\ndef f(p): return p.v",
+        "f(p)",
+        "p.v = 2.0",
+    ),
+    "static method beside a class": ("q = 1.0\ns = staticmethod(lambda: q)", "s()", "q = 2.0"),
 }
 # what gives another number each time
 CONSUMED = {
@@ -265,8 +425,8 @@ CONSUMED = {
     "cycle": ("it = itertools.cycle([1.0, 2.0])", "next(it)"),
     "list that is emptied": ("d = [3.0, 2.0, 1.0, 0.5]", "d.pop()"),
 }
-HEAD = """import array, collections, contextvars, ctypes, dataclasses, decimal, enum, functools
-import itertools, os, random, sys, tempfile, threading, time, types, weakref
+HEAD = """import array, builtins, collections, contextvars, ctypes, dataclasses, decimal, enum
+import functools, itertools, operator, os, random, sys, tempfile, threading, time, types, weakref
 import numpy as np
 import tkc
 """
@@ -290,6 +450,7 @@ def module(tmp_path, monkeypatch):
 
     yield make
     sys.modules.pop("of_a_test", None)
+    vars(builtins).pop("of_a_test", None)
 
 
 def launched(module) -> float:
@@ -402,6 +563,68 @@ def stores_total(x, S: tkc.constexpr):
 @tkc.jit
 def stores_sum(x, H: tkc.constexpr):
     tkc.store(x, (0,), tkc.full((4,), sum(H.values), tkc.float32))
+
+
+class Named:
+    """One like it is equal by name."""
+
+    def __init__(self, name: str, value: float):
+        self.name, self.value = name, value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Named) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+@dataclass(frozen=True)
+class Noted:
+    """One like it is equal in all but a field."""
+
+    name: str
+    value: int = field(compare=False)
+
+
+class Row(tuple):
+    """A tuple with an attribute."""
+
+    def __new__(cls, name: str, value: float):
+        made = super().__new__(cls, (name,))
+        made.value = value
+        return made
+
+
+@tkc.jit
+def stores_value(x, V: tkc.constexpr):
+    tkc.store(x, (0,), tkc.full((4,), float(V.value), tkc.float32))
+
+
+@tkc.jit
+def stores_text(x, V: tkc.constexpr):
+    tkc.store(x, (0,), tkc.full((4,), float(len(str(V))), tkc.float32))
+
+
+@pytest.mark.parametrize("cls", [Named, Noted, Row])
+def test_constants_that_say_that_they_are_equal_are_told_apart(cls):
+    x = np.zeros(4, np.float32)
+    for value in (1, 2, 1, 2):
+        stores_value[1](x, cls("one", value))
+        assert (x == value).all()
+    compiled = len(stores_value._compiled)
+    stores_value[1](x, cls("one", 1))
+    assert (x == 1).all() and len(stores_value._compiled) == compiled
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [(decimal.Decimal("1"), decimal.Decimal("1.000")), (range(0, 3, 2), range(0, 4, 2))],
+)
+def test_equal_constants_of_the_library_are_told_apart(one, other):
+    x = np.zeros(4, np.float32)
+    for value in (one, other):
+        stores_text[1](x, value)
+        assert (x == len(str(value))).all()
 
 
 def test_a_launch_looks_at_as_much_however_many_records_it_was_compiled_for():

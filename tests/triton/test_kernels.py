@@ -252,3 +252,60 @@ def too_few(out):
 def test_warmup_compiles():
     with pytest.raises(CompileError, match="tl.arange"):
         too_few.warmup(np.zeros(4, np.int32), grid=(1,))
+
+
+@triton.jit
+def doubled_value(x):
+    return x * 2
+
+
+@triton.jit
+def tripled_value(x):
+    return x * 3
+
+
+@triton.jit
+def stores_doubled(out):
+    tl.store(out, doubled_value(1.0))
+
+
+@triton.jit
+def stores_by(out, F: tl.constexpr):
+    tl.store(out, F(1.0))
+
+
+@triton.jit
+def stores_one(out):
+    tl.store(out, 1.0)
+
+
+@triton.jit
+def stores_two(out):
+    tl.store(out, 2.0)
+
+
+def test_a_function_that_takes_another_source_is_another_one_in_kernels(monkeypatch):
+    monkeypatch.setattr(doubled_value, "fn", doubled_value.fn)  # as it was, afterwards
+    out = np.zeros(1, np.float32)
+    for factor in (2, 4):
+        doubled_value._unsafe_update_src(f"def doubled_value(x):\n    return x * {factor}\n")
+        for _ in range(2):
+            out[:] = 0
+            stores_doubled[(1,)](out)
+            assert out[0] == factor
+            stores_by[(1,)](out, doubled_value)
+            assert out[0] == factor
+
+
+def test_a_kernel_whose_code_is_replaced_in_place_runs_the_new_one(monkeypatch):
+    out = np.zeros(1, np.float32)
+    stores_one[(1,)](out)
+    assert out[0] == 1
+    stores_by[(1,)](out, tripled_value)
+    assert out[0] == 3
+    monkeypatch.setattr(stores_one.fn, "__code__", stores_two.fn.__code__)
+    stores_one[(1,)](out)
+    assert out[0] == 2
+    monkeypatch.setattr(tripled_value.fn, "__code__", doubled_value.fn.__code__)
+    stores_by[(1,)](out, tripled_value)
+    assert out[0] == 2

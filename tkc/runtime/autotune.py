@@ -38,8 +38,9 @@ import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from inspect import signature
+from inspect import CO_NESTED, signature
 from pathlib import Path
+from types import CellType, FunctionType
 from typing import Any
 
 from tkc.errors import CompileError, Error, LaunchError, TuningError
@@ -47,8 +48,9 @@ from tkc.progress import progress
 from tkc.runtime import cache, fingerprint, workers
 from tkc.runtime.arrays import ArrayInfo
 from tkc.runtime.handed import handing, tables_changed, watch_handing, watch_tables
-from tkc.runtime.jit import JitFunction, Launchable, normalized, target_for
+from tkc.runtime.jit import JitFunction, Launchable, Launcher, normalized, target_for
 from tkc.runtime.kernel import Watch
+from tkc.runtime.launch_cache import types_of
 from tkc.runtime.peers import PeersInfo
 from tkc.runtime.specialize import OPTIONS, Constant, Specialization, argument
 from tkc.runtime.tuning import (
@@ -65,6 +67,8 @@ from tkc.runtime.tuning import (
 
 MAX_MEASURED_CANDIDATES = 40
 MEASURING_SECONDS = 2.0
+# what the function of a grid may hold for its launches to be remembered
+GRID_CONSTANTS = (bool, int, float, str, type(None))
 ASSEMBLY = "tkc-assembly-2"
 
 
@@ -170,7 +174,19 @@ class Autotuned(Launchable):
             launcher = self._quickest.get(grid)
         except TypeError:
             launcher, grid = None, normalized(grid, self.__name__)  # a list
-        return launcher or self._launcher(grid, grid)
+        if launcher is not None:
+            return launcher
+        if not callable(grid):
+            return self._launcher(grid, grid)
+        if not isinstance(grid, FunctionType):
+            return Launcher(self, grid, None, remembers=False)
+        if not (grid.__closure__ or grid.__code__.co_flags & CO_NESTED):
+            return self._launcher(grid, grid)
+        # a function that its caller makes for each call
+        if (key := _parts_of(grid)) is None:
+            return Launcher(self, grid, None, remembers=False)
+        found = self._launchers.get(key) or self._made_launcher(key, _with_own_variables(grid))
+        return found.quickest
 
     def made(self, args: Sequence, kwargs: dict[str, Any], grid: Any) -> Callable[[], None]:
         given, options = self.bound(*args, **kwargs)
@@ -363,7 +379,10 @@ class Autotuned(Launchable):
             fingerprint.sources(x) if callable(x) else repr(x).encode()
             for x in (self._configs, self.key)
         ]
-        if found.unstable or None in made_by:
+        of_grid = fingerprint.Fingerprint()
+        if callable(grid):
+            of_grid.read("grid", grid)
+        if found.unstable or of_grid.unstable or None in made_by:
             return None
         return fingerprint.digest(
             [
@@ -374,7 +393,7 @@ class Autotuned(Launchable):
                 ("key", name.encode()),
                 ("limit", str(self.limit).encode()),
                 *(("made by", text) for text in made_by if text is not None),
-                *fingerprint.Fingerprint(grid if callable(grid) else None).fields,
+                *of_grid.fields,
                 *fingerprint.toolchain(),
                 *fingerprint.environment(),
             ]
@@ -738,6 +757,37 @@ class _Restored:
                     "putting an array back",
                 )
                 driver.check(driver.api().cuMemFree(copy), "freeing an array's copy")
+
+
+def _parts_of(function: FunctionType) -> tuple | None:
+    """Equal of functions that do the same: of one code, whose variables and defaults hold the same
+    constants. None where they hold something else.
+    """
+    defaults, named = function.__defaults__ or (), function.__kwdefaults__ or {}
+    try:
+        held = [cell.cell_contents for cell in function.__closure__ or ()]
+    except ValueError:  # a variable that is not assigned yet
+        return None
+    found = (*held, *defaults, *named.values())
+    if not all(type(v) in GRID_CONSTANTS for v in found):
+        return None
+    where = function.__code__, id(function.__globals__), len(held), len(defaults), *named
+    return *where, found, tuple(map(types_of, found))
+
+
+def _with_own_variables(function: FunctionType) -> FunctionType:
+    """The same function, whose variables nobody else changes."""
+    cells = tuple(CellType(cell.cell_contents) for cell in function.__closure__ or ())
+    copy = FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        cells or None,
+    )
+    copy.__kwdefaults__, copy.__module__ = function.__kwdefaults__, function.__module__
+    copy.__qualname__ = function.__qualname__
+    return copy
 
 
 def _may_be_measured(values: Sequence, infos: Sequence) -> bool:

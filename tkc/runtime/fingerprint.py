@@ -9,13 +9,16 @@ written down makes `Unstable`: the kernel is then compiled, not cached.
 from __future__ import annotations
 
 import ast
+import builtins
 import dataclasses
 import dis
 import enum
 import functools
+import gc
 import hashlib
 import importlib.util
 import inspect
+import operator
 import os
 import re
 import sys
@@ -69,6 +72,8 @@ READS_OF_PATHS = frozenset(
 )
 # what Python runs of a class that is called
 CALLED = frozenset({"__new__", "__init__", "__post_init__"})
+# by which attributes are found whose names values hold
+FINDS_BY_TEXT = ("getattr", "hasattr")
 # by which the class of an object is found
 KINDS = ("type", "__class__")
 # of kinds whose values never change in place
@@ -79,8 +84,8 @@ CONSTANTS = (
 TORCH_CONSTANTS = ("dtype", "device", "layout", "memory_format", "Size")
 # methods that Python calls where objects are made, copied and shown
 NOT_OF_OPERATORS = (
-    *("__new__", "__init__", "__post_init__", "__init_subclass__", "__set_name__", "__del__"),
-    *("__repr__", "__str__", "__format__", "__dir__", "__sizeof__", "__class_getitem__"),
+    *("__new__", "__init__", "__post_init__", "__set_name__", "__del__"),
+    *("__repr__", "__str__", "__format__", "__dir__", "__sizeof__"),
     *("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__"),
     *("__copy__", "__deepcopy__", "__replace__", "__getnewargs_ex__"),
 )
@@ -92,19 +97,31 @@ DEEPEST_OBJECT = 16  # objects within objects whose attributes are looked at
 _texts: dict[int, tuple[type, bytes]] = {}
 
 
+SIZE = "len()"  # no name of an entry
+
+
+@cache
+def _number(n: int) -> int:
+    """A number as one object: what is watched is compared by identity."""
+    return n
+
+
 class Parts:
     """As a namespace: what a function is made of (`__code__`, `__defaults__`, `__kwdefaults__`; to
-    reload a module in a running session may give a function those of its newer self), or what a
-    variable of a closure holds (`cell_contents`).
+    reload a module in a running session may give a function those of its newer self), what a
+    variable of a closure holds (`cell_contents`), a class's `__bases__`, or how many entries a
+    dictionary has (`len()`): a name that is in it now has another value where it is bound anew.
     """
 
     __slots__ = ("owner",)
 
-    def __init__(self, owner: types.FunctionType | types.CellType):
+    def __init__(self, owner: types.FunctionType | types.CellType | type | dict):
         self.owner = owner
 
     def get(self, name: str) -> Any:
         """The part; None of a variable that was deleted."""
+        if isinstance(self.owner, dict):
+            return _number(len(self.owner))
         try:
             return getattr(self.owner, name)
         except ValueError:
@@ -126,6 +143,7 @@ class Fingerprint:
     def __init__(self, function: Any = None, beside: Fingerprint | None = None):
         self.fields: list[tuple[str, bytes]] = []
         self.watched: list[tuple[dict | Parts, str, object]] = []
+        self._places: set[tuple[Any, str]] = set()  # of what is watched
         self.mutable: list[tuple[object, bytes]] = []
         self.joined: list[Fingerprint] = []  # with values that can change in place
         self.unstable: Unstable | None = None
@@ -134,8 +152,11 @@ class Fingerprint:
         self._seen: dict[tuple[int, ...], int] = {}
         self._read: list[types.FunctionType] = []  # kept alive, so that no id is used again
         self._inside: list[int] = []  # objects whose attributes are being spelled
+        self._within: list[int] = []  # lists and dictionaries that are
         # attributes that functions name, classes of users, and members of these that were read
         self._named: set[str] = set(beside._named) if beside else set()
+        self._alike: dict[tuple[str, str], list[type]] = {}  # classes of one name
+        self._texts: set[str] = set()  # that values hold
         self._asked: set[str] = set()  # functions that are called with nothing
         self._reaches_paths = False  # to files
         self._classes: dict[int, type] = dict(beside._classes) if beside else {}
@@ -146,8 +167,11 @@ class Fingerprint:
 
     def _function(self, path: str, fn) -> int:
         """Records a function and all it reaches; the number under which it stands."""
-        fn = fn.fn if _is_kernel(fn) else fn
-        mark = (id(fn.__code__), id(fn.__defaults__), *map(id, fn.__closure__ or ()))
+        if _is_kernel(fn):
+            self._watch(own_dict(fn), "fn", fn.fn)
+            fn = fn.fn
+        parts = fn.__code__, fn.__defaults__, fn.__globals__, *(fn.__closure__ or ())
+        mark = tuple(map(id, parts))
         if mark in self._seen:
             return self._seen[mark]
         number = self._seen[mark] = len(self._seen)
@@ -166,35 +190,67 @@ class Fingerprint:
         cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False))
         for name in sorted(reading.names):
             if name in cells:
-                try:
-                    value = cells[name].cell_contents
-                except ValueError:
-                    continue  # not assigned yet
-                self.watched.append((Parts(cells[name]), "cell_contents", value))
-                if isinstance(value, type) and id(value) in self._classes:
-                    continue  # the class of a method, whose members are followed
+                value = self._enclosed(cells[name])
             elif name in fn.__globals__:
                 value = fn.__globals__[name]
                 if not _is_module_of_ours(value):
-                    self.watched.append((fn.__globals__, name, value))
+                    self._watch(fn.__globals__, name, value)
             else:
-                if name in DYNAMIC:
-                    self._value(f"builtin {path}{name}", _EMPTY)  # has no spelling
-                continue  # a local or a builtin
-            self._outside(path, name, value, *reading.of(name))
+                value = self._builtin_named(path, name, fn.__globals__)
+            if value is not _EMPTY:
+                self._outside(path, name, value, *reading.of(name))
         for imported in reading.imports:
             self._imported(path, imported, reading, fn)
         return number
 
+    def _enclosed(self, cell: types.CellType) -> Any:
+        """What a variable of a closure holds; _EMPTY of one that is not assigned yet, and where it
+        is the class of a method, whose members are followed.
+        """
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            return _EMPTY
+        self._watch(Parts(cell), "cell_contents", value)
+        return _EMPTY if isinstance(value, type) and id(value) in self._classes else value
+
+    def _watch(self, space: dict | Parts, name: str, value: object) -> None:
+        """Has a name compared from now on, once."""
+        if (place := (_identity(space), name)) not in self._places:
+            self._places.add(place)
+            self.watched.append((space, name, value))
+
+    def _watch_entries(self, space: dict) -> None:
+        """Has all that a dictionary holds compared from now on."""
+        for name, value in [*space.items()]:
+            self._watch(space, name, value)
+        size = Parts(space)
+        self._watch(size, SIZE, size.get(SIZE))
+
+    def _builtin_named(self, path: str, name: str, space: dict[str, Any]) -> Any:
+        """What was put among Python's own names, which a module may hide; _EMPTY of Python's own,
+        and of locals.
+        """
+        self._watch(space, name, None)
+        if name in DYNAMIC:
+            self._value(f"builtin {path}{name}", _EMPTY)  # has no spelling
+            return _EMPTY
+        value = vars(builtins).get(name, _EMPTY)
+        if value is _EMPTY or getattr(value, "__module__", None) == "builtins":
+            return _EMPTY
+        self._watch(vars(builtins), name, value)
+        return value
+
     def _watch_parts(self, fn: types.FunctionType) -> None:
         """A function's code and default values, which can be replaced in place."""
         parts = Parts(fn)
-        self.watched.append((parts, "__code__", fn.__code__))
+        self._watch(parts, "__code__", fn.__code__)
         if fn.__defaults__ is not None:
-            self.watched.append((parts, "__defaults__", fn.__defaults__))
+            self._watch(parts, "__defaults__", fn.__defaults__)
         if (given := fn.__kwdefaults__) is not None:
-            self.watched.append((parts, "__kwdefaults__", given))
-            self.watched += [(given, name, value) for name, value in given.items()]
+            self._watch(parts, "__kwdefaults__", given)
+            for name, value in given.items():
+                self._watch(given, name, value)
 
     def _imported(self, path: str, of: Imported, reading: Reading, fn: types.FunctionType) -> None:
         """What a function imports itself counts as what it reads of globals does. For functions of
@@ -217,7 +273,7 @@ class Fingerprint:
             self._value(f"import {path}{of.module}", _EMPTY)  # has no spelling
             return
         if of.attribute is not None:
-            self.watched.append((vars(module), of.attribute, value))
+            self._watch(vars(module), of.attribute, value)
         elif not of.renamed:
             value = sys.modules[name.partition(".")[0]]
         self._outside(path, of.name, value, *reading.of(of.name))
@@ -249,7 +305,7 @@ class Fingerprint:
         space = vars(fn)
         for name, attribute, *_ in sorted(chains):
             if attribute in space:
-                self.watched.append((space, attribute, space[attribute]))
+                self._watch(space, attribute, space[attribute])
                 self._value(f"value {path}{name}.{attribute}", space[attribute])
 
     def _attributes(self, label: str, root: object, chains: set[tuple[str, ...]]) -> None:
@@ -260,13 +316,22 @@ class Fingerprint:
                 space = own_dict(value)
                 owner, value = value, getattr(value, attribute, None)
                 if space.get(attribute) is value:
-                    self.watched.append((space, attribute, value))
+                    self._watch(space, attribute, value)
+                    self._watch_finding(type(owner), attribute)
                 elif not isinstance(value, types.MethodType):  # a property, a slot, inherited
                     self._value(f"object {label}", owner)
                     self._finder(label, owner, attribute)
                 if not _has_attributes(value) or isinstance(value, types.ModuleType):
                     break
             self._value(f"value {label}.{'.'.join(chain[1:])}", value)
+
+    def _watch_finding(self, kind: type, attribute: str) -> None:
+        """That a class leaves it to its objects what they hold under a name."""
+        for cls in _of_users(kind):
+            self._watch_shape(cls)
+            space = own_dict(cls)
+            if attribute in space:
+                self._watch(space, attribute, space[attribute])
 
     def _finder(self, label: str, owner: object, attribute: str) -> None:
         """What an object's attribute is computed by, where something of its class computes it."""
@@ -281,29 +346,47 @@ class Fingerprint:
         self._outside("", name, value, *_reading(function.__code__).of(name))
         self._follow()
 
+    def read(self, label: str, value: object) -> None:
+        """Records a value that is read as a whole."""
+        self._value(label, value)
+        self._follow()
+
     def _follow(self) -> None:
         """Reads the members of classes that are read, and what these read in turn."""
-        while found := [
-            (cls, name)
-            for cls in self._classes.values()
-            for name in vars(cls)
-            if name in self._named and (id(cls), name) not in self._followed
-        ]:
-            for cls, name in found:
-                self._followed.add((id(cls), name))
-                self._member(cls, name, vars(cls)[name])
+        while found := self._not_followed():
+            for holder, name in found:
+                self._followed.add((id(holder), name))
+                self._member(holder, name, vars(holder)[name])
         if self._reaches_paths and not self._named.isdisjoint(READS_OF_PATHS):
             self._value("files", _EMPTY)  # has no spelling
 
-    def _member(self, cls: type, name: str, member: object) -> None:
-        """What a class holds under a name: a function, what computes an attribute, or a value."""
+    def _not_followed(self) -> list[tuple[type | types.FunctionType, str]]:
+        """Members of classes, and attributes of functions, that may be read and were not yet."""
+        holders: list[type | types.FunctionType] = [*self._classes.values(), *self._read]
+        return [
+            (holder, name)
+            for holder in holders
+            for name in vars(holder)
+            if self._is_named(name) and (id(holder), name) not in self._followed
+        ]
+
+    def _is_named(self, name: str) -> bool:
+        """Whether a function may read an attribute of this name."""
+        return name in self._named or (
+            name in self._texts and not self._named.isdisjoint(FINDS_BY_TEXT)
+        )
+
+    def _member(self, cls: type | types.FunctionType, name: str, member: object) -> None:
+        """What a class holds under a name: a function, what computes an attribute, or a value; what
+        was given to a function under one.
+        """
         if isinstance(member, (types.MemberDescriptorType, types.GetSetDescriptorType)):
             return  # a slot, whose value the object has
         if (function := _getter(member) or _method(member)) is not None:
             self._function("", function)
         else:
             self._value(f"member {cls.__qualname__}.{name}", member)
-        self.watched.append((own_dict(cls), name, member))
+        self._watch(own_dict(cls), name, member)
 
     def _value(self, label: str, value) -> None:
         try:
@@ -329,14 +412,14 @@ class Fingerprint:
         """Watches what another one does, too; whether that is more than this one did. (Values that
         change in place stay with the other one, whose numbers of functions their texts hold.)
         """
-        known = {(_identity(space), name) for space, name, _ in self.watched}
-        new = [w for w in other.watched if (_identity(w[0]), w[1]) not in known]
+        before = len(self.watched)
+        for watch in other.watched:
+            self._watch(*watch)
         compared = {_identity(value) for one in (self, *self.joined) for value, _ in one.mutable}
         more = any(_identity(value) not in compared for value, _ in other.mutable)
-        self.watched += new
         if more:
             self.joined.append(other)
-        return bool(new or more)
+        return more or len(self.watched) > before
 
     @property
     def careful(self) -> bool:
@@ -363,7 +446,7 @@ class Fingerprint:
                 elif vars(owner).get(attribute) is not value:
                     read = _Found(owner, attribute)
                 elif not _is_module_of_ours(value):
-                    self.watched.append((vars(owner), attribute, value))
+                    self._watch(vars(owner), attribute, value)
                 if not isinstance(value, types.ModuleType) and not _is_class_of_library(value):
                     break
             if not isinstance(value, types.ModuleType):
@@ -385,19 +468,34 @@ class Fingerprint:
         """A number, a text or a collection; None of other values."""
         if kind is _Found:
             return self.spell(getattr(value.owner, value.attribute, None))
+        if kind is str and value.isidentifier():
+            self._texts.add(value)
         if value is None or kind in (bool, int, str, bytes, complex, type(Ellipsis), range, slice):
             return f"{kind.__name__} {value!r}".encode()
         if kind is float:
             return f"float {value.hex()}".encode()
-        if kind in (tuple, list):
+        if kind is tuple:
             return _join(kind.__name__, map(self.spell, value))
         if kind in (set, frozenset):
             return _join(kind.__name__, sorted(map(self.spell, value)))
-        if kind in (dict, types.MappingProxyType):
-            return _join(
-                "dict", (_join("item", (self.spell(k), self.spell(v))) for k, v in [*value.items()])
-            )
+        if kind in (list, dict, types.MappingProxyType):
+            return self._may_hold_itself(value, kind)
         return None
+
+    def _may_hold_itself(self, value: Any, kind: type) -> bytes:
+        """A list or a dictionary."""
+        if id(value) in self._within:
+            return f"cycle of collections {self._within.index(id(value))}".encode()
+        if (behind := _behind(value)) is not None:
+            self._watch_entries(behind)
+        self._within.append(id(value))
+        try:
+            if kind is list:
+                return _join("list", map(self.spell, value))
+            items = ((self.spell(k), self.spell(v)) for k, v in [*value.items()])
+            return _join("dict", (_join("item", item) for item in items))
+        finally:
+            self._within.pop()
 
     def _defined(self, value: Any, kind: type) -> bytes | None:
         """A function, a module, a class or what is made of one of these; None of other values."""
@@ -410,18 +508,34 @@ class Fingerprint:
             if not _is_ours(value) and not _of_library(value.__name__):
                 raise Unstable(f"the module {value.__name__}, read other than by its attributes")
             return f"module {value.__name__} {getattr(value, '__version__', '')}".encode()
-        if isinstance(value, functools.partial):
-            return _join("partial", map(self.spell, (value.func, value.args, value.keywords)))
+        if kind is functools.partial:
+            self._watch_entries(value.keywords)
+            self._watch_entries(vars(value))
+            parts = value.func, value.args, value.keywords, vars(value)
+            return _join("partial", map(self.spell, parts))
         if isinstance(value, types.MethodType):
             return _join("method", map(self.spell, (value.__func__, value.__self__)))
         if isinstance(value, enum.Enum):
-            self._register(kind)
-            return f"enum {kind.__qualname__}.{value.name}".encode() + self.spell(value.value)
+            return self._member_of_enumeration(value, kind)
+        if (read := _read_of(value, kind)) is not None:
+            return _join(kind.__name__, map(self.spell, read))
         if isinstance(value, type):
             self._register(type(value))
             self._named |= CALLED  # by who calls the class
-            return self._class(value)
+            return _join("class of", map(self._class, (type(value), value)))
         return None
+
+    def _member_of_enumeration(self, value: enum.Enum, kind: type) -> bytes:
+        name = f"enum {kind.__qualname__}.{value.name}".encode()
+        if id(value) in self._inside:
+            return name
+        self._register(kind)
+        self._watch_entries(own_dict(value))
+        self._inside.append(id(value))
+        try:
+            return name + _join("", map(self.spell, [value.value, _beside_value(value)]))
+        finally:
+            self._inside.pop()
 
     def _function_of_c(self, value: Any, kind: type) -> bytes | None:
         """A function that is not Python's, or a method of C; None of other values."""
@@ -466,6 +580,8 @@ class Fingerprint:
             raise Unstable(f"a value of type {kind.__qualname__}")
         if id(value) in self._inside:
             return f"cycle {self._inside.index(id(value))}".encode()
+        if kind in (operator.attrgetter, operator.methodcaller):
+            self._named.add("getattr")
         if len(self._inside) >= DEEPEST_OBJECT:
             raise Unstable(f"a value of type {kind.__qualname__}, whose attributes nest deeply")
         self._inside.append(id(value))
@@ -478,7 +594,8 @@ class Fingerprint:
             self._inside.pop()
 
     def _class(self, cls: type) -> bytes:
-        name = f"class {cls.__module__}.{cls.__qualname__} "
+        number = self._number_among_alike(cls)
+        name = f"class {cls.__module__}.{cls.__qualname__} {number or ''}"
         if cls.__module__ == "builtins" or _is_ours(cls):
             return name.encode()
         if _of_library(cls.__module__):
@@ -495,21 +612,43 @@ class Fingerprint:
             for n, v in vars(cls).items()
             if not n.startswith("__") and isinstance(v, (int, float, str, tuple, list, dict))
         }
-        # methods may be bound anew: their code, not all they read, which counts where a function
-        # names them; those of operators Python calls, and no name says where
-        methods = [f for f in map(_method, vars(cls).values()) if f]
-        codes = [_reading(f.__code__).text + self.spell(_numbers_of(f)) for f in methods]
-        for f in methods:
-            if _is_of_operator(f):
-                self._function("", f)
-        bases = [self._class(base) for base in cls.__bases__]
+        codes, bases = self._methods(cls), [self._class(base) for base in cls.__bases__]
         return _join("class", [name.encode(), _texts[id(cls)][1], self.spell(data), *codes, *bases])
+
+    def _methods(self, cls: type) -> list[bytes]:
+        """Methods may be bound anew: their code, not all they read, which counts where a function
+        names them; those of operators Python calls, and no name says where.
+        """
+        methods = [(name, f) for name, member in vars(cls).items() if (f := _method(member))]
+        for name, f in methods:
+            if _is_of_operator(name):
+                self._function("", f)
+                self._watch(own_dict(cls), name, vars(cls)[name])
+        return [_reading(f.__code__).text + self.spell(_numbers_of(f)) for _, f in methods]
+
+    def _number_among_alike(self, cls: type) -> int:
+        """How many other classes of the same name were read before: a class that is made again is
+        not the one whose objects are still there.
+        """
+        alike = self._alike.setdefault((cls.__module__, cls.__qualname__), [])
+        if not any(known is cls for known in alike):
+            alike.append(cls)
+        return next(i for i, known in enumerate(alike) if known is cls)
 
     def _register(self, cls: type) -> None:
         """Has the members of a class of users, and of its bases, followed."""
-        for base in cls.__mro__:
-            if not (_is_ours(base) or _of_library(base.__module__)):
+        for base in _of_users(cls):
+            if id(base) not in self._classes:
                 self._classes[id(base)] = base
+                self._watch_shape(base)
+
+    def _watch_shape(self, cls: type) -> None:
+        """What a class derives from, and that it gets no member under another name, which would
+        hide what is found otherwise.
+        """
+        self._watch(Parts(cls), "__bases__", cls.__bases__)
+        size = Parts(own_dict(cls))
+        self._watch(size, SIZE, size.get(SIZE))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -518,6 +657,11 @@ class _Found:
 
     owner: types.ModuleType
     attribute: str
+
+
+def _of_users(cls: type) -> list[type]:
+    """A class and those behind it that are neither tkc's nor a library's."""
+    return [base for base in cls.__mro__ if not (_is_ours(base) or _of_library(base.__module__))]
 
 
 def _identity(held: object) -> Any:
@@ -535,9 +679,8 @@ def _getter(member: object) -> types.FunctionType | None:
     return function if isinstance(function, types.FunctionType) else None
 
 
-def _is_of_operator(method: types.FunctionType) -> bool:
+def _is_of_operator(name: str) -> bool:
     """Whether Python calls a method for an operator, a call, an element, a missing attribute."""
-    name = method.__name__
     return name.startswith("__") and name.endswith("__") and name not in NOT_OF_OPERATORS
 
 
@@ -555,39 +698,71 @@ def _numbers_of(fn: types.FunctionType) -> list[int | float | str]:
     ]
 
 
-def _lasting(value) -> bool:
-    """Whether a value cannot change in place. (Of functions the parts are watched, a class counts
-    as its source; a mapping proxy promises it.) Of what is not known, no.
+def _lasting(value: Any, inside: tuple[int, ...] = ()) -> bool:
+    """Whether a value cannot change in place but for what is watched: of functions the parts, of
+    mapping proxies, partials and members of enumerations what they hold. Of what is not known, no;
+    of a class, the source counts. inside: the ids of values that hold it.
     """
     kind = type(value)
     if kind is _Found:
         return False
-    if kind is types.MappingProxyType:
-        return all(map(_lasting, value.values()))
-    if kind in (tuple, frozenset):
-        return all(map(_lasting, value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return kind.__dataclass_params__.frozen and all(
-            map(_lasting, own_attributes(value).values())
-        )
-    if kind is functools.partial:
-        return all(map(_lasting, (value.func, value.args, tuple(value.keywords.items()))))
     if isinstance(value, types.BuiltinFunctionType):
         return not _is_bound(value)
     if isinstance(value, types.ModuleType):
         return _is_ours(value) or _of_library(value.__name__)
     if isinstance(value, type):  # of those of libraries only the name counts
         return value.__module__ == "builtins" or _is_ours(value) or _of_library(value.__module__)
+    if (held := _held_for_good(value, kind)) is None:
+        return not dataclasses.is_dataclass(value) and _is_constant(value)
+    within = (*inside, id(value))
+    return id(value) in inside or all(_lasting(v, within) for v in held)
+
+
+def _held_for_good(value: Any, kind: Any) -> Iterable[object] | None:
+    """What a value holds from its beginning to its end, as far as is watched; None of others."""
+    if kind is types.MappingProxyType:
+        return None if _behind(value) is None else value.values()
+    if kind in (tuple, frozenset):
+        return value
+    if (parts := _read_of(value, kind)) is not None:
+        return parts
+    if isinstance(value, enum.Enum):
+        return [value.value, *_beside_value(value).values()]
+    if dataclasses.is_dataclass(value):
+        return own_attributes(value).values() if kind.__dataclass_params__.frozen else None
+    if kind is functools.partial:
+        return [value.func, *value.args, *value.keywords.values(), *vars(value).values()]
     if isinstance(value, types.MethodType):
-        return _lasting(value.__func__) and _lasting(value.__self__)
-    return _is_constant(value)
+        return value.__func__, value.__self__
+    return None
+
+
+def _read_of(value: Any, kind: type) -> tuple | None:
+    """What kernels read of a value of tkc that holds what is its users' (a lifted function); None
+    of others.
+    """
+    ours = _is_ours_by_name(kind.__module__) and hasattr(kind, "read_by_kernels")
+    return value.read_by_kernels if ours else None
+
+
+def _behind(value: object) -> dict | None:
+    """The dictionary that a mapping proxy shows; None of other values, and of other mappings."""
+    if not isinstance(value, types.MappingProxyType):
+        return None
+    return next((d for d in gc.get_referents(value) if type(d) is dict), None)
+
+
+def _beside_value(member: enum.Enum) -> dict[str, object]:
+    """The attributes that a member of an enumeration has of its own."""
+    held = own_attributes(member)
+    return {n: held[n] for n in sorted(held) if not n.startswith("_")}
 
 
 def _is_constant(value: object) -> bool:
     """Whether a value that holds no others is of a kind that never changes in place."""
     return (
         type(value) in CONSTANTS
-        or isinstance(value, (types.FunctionType, types.MethodDescriptorType, enum.Enum))
+        or isinstance(value, (types.FunctionType, types.MethodDescriptorType))
         or _is_ours(value)
         or _is_kernel(value)
         or _is_constant_of_library(value)
@@ -600,6 +775,8 @@ def _is_constant_of_library(value: object) -> bool:
     import numpy as np
 
     kind = type(value)
+    if isinstance(value, np.void):  # a record of an array, which may be written to
+        return False
     return isinstance(value, (np.generic, np.dtype, np.ufunc)) or (
         kind.__module__ == "torch" and kind.__name__ in TORCH_CONSTANTS
     )
@@ -646,10 +823,26 @@ def _is_function_of_library(value: object) -> bool:
     )
 
 
+def contents(value: object) -> list[tuple[str, object]]:
+    """What an object holds: its attributes with their names, and what a copy would be made of where
+    it holds more (elements, a number, the state of an iterator). Raises Unstable where that cannot
+    be found.
+    """
+    found: list[tuple[str, object]] = sorted(own_attributes(value).items())
+    return [*found, ("", _reduced(value))] if _holds_more(type(value)) else found
+
+
+HEAP_TYPE = 1 << 9  # of the flags of a class: it was made while the process ran
+
+
 def _holds_more(kind: type) -> bool:
-    """Whether values of a class hold more than attributes: elements, or what it copies itself."""
+    """Whether values of a class hold more than attributes: what it copies itself, elements, a
+    number, or whatever else a class of C holds that it derives from.
+    """
+    if kind is types.SimpleNamespace:
+        return False
     own = kind.__reduce__ is not object.__reduce__ or kind.__reduce_ex__ is not object.__reduce_ex__
-    return kind is not types.SimpleNamespace and (own or issubclass(kind, (list, dict, tuple)))
+    return own or next(c for c in kind.__mro__ if not c.__flags__ & HEAP_TYPE) is not object
 
 
 def _reduced(value: object) -> object:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tkc.timing.predict import Prediction
 
 MAX_LAUNCHERS = 4096  # of each kernel
+MAX_COMPILED = 1024  # specializations in memory, of each kernel
 MAX_KINDS = 64  # of calls, of each launcher
 CACHE_FORMAT = b"1"
 WITHOUT_MAPS = ("roles", "one")  # the option with which no plan has tensor maps
@@ -109,6 +110,12 @@ class Launchable:
         # grid -> the launcher, or the function of its launch cache that was made last
         self._quickest: dict[Any, Callable[..., Any]] = {}
 
+    def __reduce__(self) -> str:
+        """As of a function: its copy is itself, for what was compiled and what is watched for that
+        belong together, and it is pickled by its name.
+        """
+        return self.__qualname__
+
     @property
     def kernel(self) -> Remembered:
         """The kernel whose code is launched."""
@@ -161,18 +168,22 @@ class Launchable:
 
     def _launcher(self, extents: Any, grid: Any) -> Callable[..., Any]:
         """What calls on a grid go to. grid: as the caller names it."""
-        if len(self._launchers) >= MAX_LAUNCHERS:
-            self.forget_launches()
-        launcher = self._launchers.get(extents) or self._launchers.setdefault(
-            extents, Launcher(self, extents)
-        )
+        launcher = self._made_launcher(extents, extents)
         launcher.places.add(grid)
         self.install(launcher)
         return launcher.quickest
 
+    def _made_launcher(self, key: Any, grid: Any) -> Launcher:
+        """The launcher that is found under a key, made where there is none."""
+        if len(self._launchers) >= MAX_LAUNCHERS:
+            self.forget_launches()
+        return self._launchers.get(key) or self._launchers.setdefault(
+            key, Launcher(self, grid, key)
+        )
+
     def install(self, launcher: Launcher) -> None:
         """Makes calls on a grid go where they are launched quickest."""
-        if self._launchers.get(launcher.grid) is launcher:
+        if self._launchers.get(launcher.key) is launcher:
             self._quickest |= dict.fromkeys(launcher.places, launcher.quickest)
 
 
@@ -329,11 +340,14 @@ class JitFunction(Launchable):
         if found is not None:
             return found
         with _compiling, collector_paused():
-            return self._compiled.get(key) or self._compiled.setdefault(
-                key, self._load_or_compile(s, target)
-            )
+            if (found := self._compiled.get(key)) is not None:
+                return found
+            if len(self._compiled) >= MAX_COMPILED:
+                self._forget()  # what is watched for functions that are no more, too
+            return self._load_or_compile(s, target, key)
 
-    def _load_or_compile(self, s: Specialization, target: str) -> Compiled:
+    def _load_or_compile(self, s: Specialization, target: str, key: tuple) -> Compiled:
+        """Puts it into memory under a key, where what the kernel reads stays as it was."""
         disk, name = cache.disk(), self._key(s, target)
 
         def again(observe: Callable | None = None) -> Compiled:
@@ -344,14 +358,16 @@ class JitFunction(Launchable):
             try:
                 compiled = Compiled.unpack(parts)
                 compiled.again = again
-                return compiled
+                return self._compiled.setdefault(key, compiled)
             except (ValueError, KeyError, TypeError, CompileError):
                 pass  # an entry of another make: compile
         compiled = again()
         compiled.again = again
+        if name and self._is_rebound():
+            return compiled  # by another thread, before or after it was read
         if disk and name and compiled.lasting:
             disk.put(name, compiled.pack())
-        return compiled
+        return self._compiled.setdefault(key, compiled)
 
     def _watch_constants(self, s: Specialization) -> fingerprint.Fingerprint:
         """What the kernel reads of compile-time values counts as what it reads of globals does."""
@@ -441,12 +457,19 @@ class JitFunction(Launchable):
         """Where a global, a module's attribute or a closure's variable that the kernel reads was
         bound to something else, or a list changed, what was compiled is no longer this kernel.
         """
-        if self._is_rebound():
-            self._compiled.clear()
-            self._loaded.clear()
-            self.forget_launches()
-            self.rebindings += 1
-            self._fingerprint, self._watched, self.careful = None, (), False
+        if not self._is_rebound():
+            return
+        with _compiling:  # what another thread is compiling is put there before it is cleared
+            if self._is_rebound():
+                self._forget()
+
+    def _forget(self) -> None:
+        """Forgets what was compiled, and what that read."""
+        self._compiled.clear()
+        self._loaded.clear()
+        self.forget_launches()
+        self.rebindings += 1
+        self._fingerprint, self._watched, self.careful = None, (), False
 
     def _is_rebound(self) -> bool:
         if any(namespace.get(name) is not value for namespace, name, value in self._watched):
@@ -541,12 +564,14 @@ def _launch_on(kernel: JitFunction, grid: Callable, /, *args: Any, **kwargs: Any
 
 
 class Launcher:
-    """`kernel[grid]`, or `tuned[grid]`: call it with the arguments."""
+    """`kernel[grid]`, or `tuned[grid]`: call it with the arguments. key: under which the owner
+    finds it; remembers: whether launches are remembered, if the arguments allow it.
+    """
 
-    __slots__ = ("owner", "grid", "caches", "places", "quickest")
+    __slots__ = ("owner", "grid", "key", "remembers", "caches", "places", "quickest")
 
-    def __init__(self, owner: Launchable, grid: Any):
-        self.owner, self.grid = owner, grid
+    def __init__(self, owner: Launchable, grid: Any, key: Any, remembers: bool = True):
+        self.owner, self.grid, self.key, self.remembers = owner, grid, key, remembers
         self.caches: dict[tuple, KernelCache | None] = {}  # by the kind of a call
         self.places: set = set()  # what the owner calls this grid
         self.quickest: Callable[..., Any] = self
@@ -566,6 +591,17 @@ class Launcher:
         except Error as error:
             hide_own_frames(error)
             raise
+
+    def watching(self) -> tuple[Watch, ...] | None:
+        """What must stay as it is for launches that were made now: what the owner reads, and the
+        grid where it is a function. None where none may be remembered.
+        """
+        own = self.owner.watching() if self.remembers else None
+        if own is None or not callable(self.grid):
+            return own
+        found = fingerprint.Fingerprint(self.grid)
+        self.remembers = not (found.careful or found.unstable)
+        return (*own, *found.watched) if self.remembers else None
 
     def miss(self, args: Sequence, kwargs: dict[str, Any]) -> Any:
         """Launches in Python and stores the launch; gives what `given_back` says. (The key is

@@ -40,7 +40,8 @@ import struct
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
+from enum import Enum
 from functools import cache, reduce
 from pathlib import Path
 from types import CellType, FunctionType
@@ -50,7 +51,7 @@ from tkc.errors import Error
 from tkc.ir.interface import Parameter
 from tkc.runtime import driver
 from tkc.runtime.arrays import describe
-from tkc.runtime.fingerprint import Parts
+from tkc.runtime.fingerprint import DEEPEST_OBJECT, SIZE, Parts, Unstable, contents
 from tkc.runtime.handed import handing, watch_handing, watch_tables
 from tkc.runtime.kernel import CallLauncher, Kernel, Watch
 from tkc.runtime.launch import Launch, Packed
@@ -69,6 +70,16 @@ MAX_LAST_KEY_WORDS = 62  # of the key that was found last, which is compared fir
 MAX_ENTRIES = 4096  # launches in a cache; under each key, values
 SCALAR_MODULES = ("numpy", "ml_dtypes")  # of what is a number, not an array
 
+# of constants that differ from all that are equal to them and of their type in nothing
+SIMPLE = frozenset({bool, int, str, bytes, type(None), FunctionType})
+
+# what others differ in beside that
+TOLD_APART: dict[type, Callable[[Any], Any]] = {
+    float: float.hex,
+    complex: lambda z: (z.real.hex(), z.imag.hex()),
+    range: lambda r: (r.start, r.stop, r.step),
+}
+
 # Kinds of arguments. NUMBER and REAL are given to the kernel, INT and FLOAT compiled into it; of
 # SAME the identity counts; of a PLACE, a tensor, all but the address is known.
 TENSOR, NUMBER, REAL, INT, FLOAT, SAME, PLACE = range(7)
@@ -81,6 +92,7 @@ IN_PYTHON = (1 << 64) - 1
 
 FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__")
 CONTENTS = "cell_contents"  # what a variable of a closure holds
+BASES = "__bases__"
 # Fields of a cache as machine code reads it, 8 bytes each.
 FIELDS = (
     "positional",
@@ -310,31 +322,39 @@ def _methods_for(watched: Sequence[Watch]) -> tuple[_Method, ...] | None:
 
 @cache
 def _places_of_parts() -> dict[str, int] | None:
-    """Where CPython's functions and cells hold what may be replaced, in bytes; None where it is not
-    found.
+    """Where CPython's functions, cells, classes and dictionaries hold what may be replaced, in
+    bytes; None where it is not found.
     """
 
     def sample(_: int = 0, *, _named: int = 0) -> None: ...
 
-    found: dict[str, int] = {}
-    for owner, names in ((sample, FUNCTION_PARTS), (CellType(object()), (CONTENTS,))):
-        size = type(owner).__basicsize__
-        words = struct.unpack(f"<{size // 8}Q", ctypes.string_at(id(owner), size))
-        parts = {name: id(getattr(owner, name)) for name in names}
-        if any(words.count(at) != 1 for at in parts.values()):
-            return None
-        found |= {name: 8 * words.index(at) for name, at in parts.items()}
-    return found
+    class Sample: ...
+
+    owners = (sample, FUNCTION_PARTS), (CellType(object()), (CONTENTS,)), (Sample, (BASES,))
+    found = {n: _places(o, id(getattr(o, n))) for o, names in owners for n in names}
+    found[SIZE] = _places(dict.fromkeys(range(997)), 997)
+    found[SIZE] &= _places(dict.fromkeys(range(1009)), 1009)
+    if any(len(places) != 1 for places in found.values()):
+        return None
+    return {name: places.pop() for name, places in found.items()}
+
+
+def _places(owner: object, word: int) -> set[int]:
+    """Where an object holds a word, in bytes from its address."""
+    size = type(owner).__basicsize__ // 8
+    words = struct.unpack(f"<{size}Q", ctypes.string_at(id(owner), 8 * size))
+    return {8 * i for i, found in enumerate(words) if found == word}
 
 
 def _watched_words(space: Any, name: str, value: object) -> tuple[int, int, int]:
     """What is watched as machine code reads it: a dictionary, a name and the value; or the address
-    of a part of a function or a cell, 0 and the part.
+    of a part, 0 and the part: an object's address, or a number.
     """
     if isinstance(space, Parts):
         places = _places_of_parts()
         assert places is not None  # `_methods_for` has asked
-        return id(space.owner) + places[name], 0, id(value)
+        word = value if name == SIZE and isinstance(value, int) else id(value)
+        return id(space.owner) + places[name], 0, word
     return id(space), id(name), id(value)
 
 
@@ -345,7 +365,7 @@ def kernel_cache(
     remembered now, or a key cannot describe such calls.
     """
     owner, kernel = launcher.owner, launcher.owner.kernel
-    if (watched := owner.watching()) is None:
+    if (watched := launcher.watching()) is None:
         return None
     runtime = {n for n, fixed in zip(kernel.names, kernel.constexpr, strict=True) if not fixed}
     named = [*zip(kernel.names, args, strict=False), *kwargs.items()]
@@ -374,13 +394,13 @@ def _key_parts(named: Sequence[tuple[str, Any]], runtime: set[str]) -> list[str]
     for i, (name, v) in enumerate(named):
         x = f"x{i}"
         if name not in runtime:
-            parts += [x] + ([] if _is_simple(v) else [f"_kinds({x})"])
+            parts += [x] + ([] if type(v) in SIMPLE else [f"_kinds({x})"])
         elif hasattr(v, "data_ptr"):
             parts += [f"{x}.{part}" for part in _tensor_parts(v)]
         elif hasattr(v, "__cuda_array_interface__"):
             parts.append(f"tuple({x}.__cuda_array_interface__.items())")
         elif type(v).__module__ in SCALAR_MODULES and not hasattr(v, "ctypes"):
-            parts.append(f"str({x})" if v.dtype.kind == "f" else f"{x}.item()")
+            parts.append(f"{x}.tobytes()")  # of zeros the sign, too
         elif hasattr(v, "__array_interface__") and hasattr(v, "flags"):
             parts += [f"{x}.{part}" for part in ("ctypes.data", "shape", "strides", "dtype")]
             parts.append(f"{x}.flags.writeable")
@@ -423,23 +443,62 @@ def _written_in_python(
     return space["key"]
 
 
-def types_of(value: Any) -> Any:
-    """What equal constants may still differ in: their types, and of floats the sign of zero."""
+def types_of(value: Any, inside: tuple[int, ...] = ()) -> Any:
+    """What equal constants may still differ in: their types, of floats the sign of zero, and of
+    classes that say themselves what is equal, all that their objects hold. inside: the ids of
+    objects that hold the value.
+    """
     kind = type(value)
-    if isinstance(value, (tuple, frozenset)):
-        return kind, *map(types_of, value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return kind, *(types_of(getattr(value, f.name)) for f in fields(value))
-    if isinstance(value, complex):
-        return kind, value.real.hex(), value.imag.hex()
-    if kind.__module__ in SCALAR_MODULES and hasattr(value, "tobytes"):
-        return kind, value.tobytes()
-    return (kind, value.hex()) if isinstance(value, float) else kind
+    if kind in SIMPLE:
+        return kind
+    if kind in (tuple, frozenset):
+        return kind, *[types_of(v, inside) for v in value]
+    if kind in TOLD_APART:
+        return kind, TOLD_APART[kind](value)
+    if kind.__eq__ is object.__eq__ or isinstance(value, (type, Enum)):
+        return kind
+    if kind.__module__ in SCALAR_MODULES:
+        return (kind, value.tobytes()) if hasattr(value, "tobytes") else kind
+    is_ours = kind.__module__.partition(".")[0] == "tkc"
+    if id(value) in inside or is_ours and not is_dataclass(value):
+        return kind
+    if len(inside) == DEEPEST_OBJECT:
+        return kind, _One(value)
+    try:
+        return kind, *(_whole(v, (*inside, id(value))) for v in contents(value))
+    except Unstable:
+        return kind, _One(value)
 
 
-def _is_simple(value: object) -> bool:
-    """Whether a constant differs from all that are equal to it and of its type in nothing."""
-    return type(value) in (bool, int, str, type(None), FunctionType)
+def _whole(value: Any, inside: tuple[int, ...]) -> Any:
+    """Equal of values that are equal and differ in nothing."""
+    kind = type(value)
+    if kind in SIMPLE:
+        return value, kind
+    if kind in (list, tuple):
+        return kind, *[_whole(v, inside) for v in value]
+    if kind is dict:
+        return kind, *((_whole(k, inside), _whole(v, inside)) for k, v in [*value.items()])
+    try:
+        hash(value)
+    except TypeError:
+        return _One(value)
+    return value, types_of(value, inside)
+
+
+class _One:
+    """Equal of a value that is the same object."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _One and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 def prepared(launch: Callable[[], None], values: Sequence) -> Callable[[], None]:

@@ -58,6 +58,11 @@ class Lifted:
         self.function, self.slots, self._key = function, slots, key
         self._text = ""
 
+    @property
+    def read_by_kernels(self) -> tuple[Callable, tuple[Slot, ...]]:
+        """What code depends on (tkc/runtime/fingerprint.py)."""
+        return self.function, self.slots
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Lifted) and self._key == other._key
 

@@ -18,9 +18,11 @@ from tkc.errors import LaunchError
 from tkc.language import operations
 from tkc.language.tracer import tracer, tracing
 from tkc.runtime.arrays import describe, is_array
+from tkc.runtime.fingerprint import Parts
 from tkc.runtime.handed import handing, takers
 from tkc.runtime.jit import JitFunction, Launchable, normalized, variables, watches
 from tkc.runtime.kernel import Watch
+from tkc.runtime.launch_cache import FUNCTION_PARTS
 from tkc.triton.errors import InvalidOption
 from tkc.triton.language import import_all
 from tkc.triton.language.constants import constexpr, tuple_, unwrap, unwrap_all
@@ -158,6 +160,8 @@ class JITFunction(KernelInterface, Launchable):
         self.constexpr = tuple(p.is_constexpr for p in self.params)
         self._epochs: tuple[tuple[object, ...], object] = (), object()
         self._source: str | None = None
+        # what its kernels are copies of, which may be replaced in place
+        self._parts = _parts_of(fn)
         self._marked = {p.name for p in self.params if p.is_constexpr}
         self._parameters = {
             p.name: Parameter(p.name, p.is_constexpr, not p.do_not_specialize) for p in self.params
@@ -207,7 +211,7 @@ class JITFunction(KernelInterface, Launchable):
         code, defaults = made[self.fn.__name__].__code__, made[self.fn.__name__].__defaults__
         fn = FunctionType(code, space, self.fn.__name__, defaults)
         fn.__module__, fn.__qualname__ = self.fn.__module__, self.fn.__qualname__
-        self.fn, self._source = fn, text
+        self.fn, self._source, self._parts = fn, text, _parts_of(fn)
         self.kernels.clear()
         self.forget_launches()
         take_part(fn)
@@ -244,11 +248,16 @@ class JITFunction(KernelInterface, Launchable):
         self._epochs = (), object()
 
     def forget_if_rebound(self) -> None:
+        if any(parts.get(name) is not value for parts, name, value in self._parts):
+            self._parts = _parts_of(self.fn)
+            self.kernels.clear()
+            self.forget_launches()
         for kernel in self._own:
             kernel.forget_if_rebound()
 
     def watching(self) -> tuple[Watch, ...]:
-        found = {(id(space), name): (space, name, value) for space, name, value in watches(READ)}
+        watched = *watches(READ), *self._parts
+        found = {(id(space), name): (space, name, value) for space, name, value in watched}
         for kernel in self._own:
             found |= {(id(w[0]), w[1]): w for w in kernel.watching()}
         return tuple(found.values())
@@ -427,6 +436,11 @@ class JITFunction(KernelInterface, Launchable):
             name: "constexpr" if name in self._marked else _type_name(value)
             for name, value in given.items()
         }
+
+
+def _parts_of(fn: FunctionType) -> tuple[Watch, ...]:
+    parts = Parts(fn)
+    return tuple((parts, n, value) for n in FUNCTION_PARTS if (value := parts.get(n)) is not None)
 
 
 def _is_one(value: Any) -> bool:
