@@ -85,12 +85,15 @@ def sources(
         if v in seen:
             continue
         seen.add(v)
-        if isinstance(v.owner, Operation):
+        if not isinstance(v.owner, Operation):
+            work += _of_argument(v.owner, index_of(v), ends)
+        elif isinstance(v.owner, (scf.ForOp, scf.WhileOp, scf.IfOp)):
+            found.add(v.owner)
+            work += _of_result(v.owner, index_of(v))
+        else:
             inner = list(v.owner.walk()) if v.owner.regions else [v.owner]
             found.update(inner)
             work += [o for op in inner for o in op.operands]
-        else:
-            work += _of_argument(v.owner, index_of(v), ends)
     return found
 
 
@@ -108,7 +111,7 @@ def decides(around: Operation) -> Sequence[SSAValue]:
         case scf.IfOp():
             return (around.cond,)
         case scf.WhileOp():
-            return yielded_by(around.before_region.block)
+            return yielded_by(around.before_region.block)[:1]
     return ()
 
 
@@ -123,11 +126,25 @@ def _of_argument(block: Block, index: int, ends: bool) -> list[SSAValue]:
     """What a loop's induction variable, or a value that it carries, depends on."""
     loop = block.parent_op()
     if isinstance(loop, scf.WhileOp):
-        test, body = loop.before_region.block, loop.after_region.block
-        return [*loop.operands, *yielded_by(test), *yielded_by(body)]
+        condition, *handed = yielded_by(loop.before_region.block)
+        if block is not loop.before_region.block:
+            return [condition, handed[index]]
+        return [condition, loop.operands[index], yielded_by(loop.after_region.block)[index]]
     if not isinstance(loop, scf.ForOp):
         return []
     bounds = [loop.lb, loop.ub, loop.step]
     if index > 0:
         return [*bounds, loop.iter_args[index - 1], yielded_by(block)[index - 1]]
     return bounds if ends else [loop.lb, loop.step]
+
+
+def _of_result(op: scf.ForOp | scf.WhileOp | scf.IfOp, index: int) -> list[SSAValue]:
+    """What a result of a loop or a branch depends on."""
+    match op:
+        case scf.ForOp():
+            ends: tuple[SSAValue, ...] = (op.iter_args[index], yielded_by(op.body.block)[index])
+        case scf.WhileOp():
+            ends = (yielded_by(op.before_region.block)[1 + index],)
+        case scf.IfOp():
+            ends = tuple(yielded_by(region.block)[index] for region in op.regions)
+    return [*decides(op), *ends]

@@ -43,7 +43,7 @@ from tkc.passes.planning.gathers import (
     load_by_consumers,
     loaded_by_consumers,
 )
-from tkc.passes.warpgroups.stored import STORES
+from tkc.passes.warpgroups.stored import STORES, is_looked_up
 
 OBSERVED = "programs can observe the order in which they run"
 
@@ -212,64 +212,51 @@ def keep_in_order(
     for op in loads:
         if not isinstance(op, tile.Load) or BY_CONSUMERS in op.attributes:
             continue
-        steered = _is_steered(op, changed)
-        moved_by = changed.intersection(sources(op.operands))
-        if steered or moved_by or written_before(op, overlaps):
-            if awaited and not steered and _can_wait(op, moved_by, overlaps):
+        told_by = _told_by(op, changed)
+        if told_by or written_before(op, overlaps):
+            if awaited and _can_wait(op, told_by, overlaps):
                 waits = True
             else:
-                load_by_consumers(op, Why.MOVED if steered or moved_by else Why.WRITTEN)
+                load_by_consumers(op, Why.MOVED if told_by else Why.WRITTEN)
     return waits
 
 
-def _is_steered(op: Operation, changed: Collection[Operation]) -> bool:
-    """Whether numbers that a program writes say whether, or how often, an operation runs."""
-    return not sources(ways_to(op)).isdisjoint(changed)
-
-
-def _follows_written_numbers(store: Operation, changed: Collection[Operation]) -> bool:
-    """Whether a role that waits for a store decides by numbers that the program writes how often it
-    waits: it runs the loops round the store, and branches in which something is read.
+def _told_by(op: Operation, changed: Collection[Operation]) -> set[Operation]:
+    """The loads of numbers that a program writes which say where an operation is, whether it runs,
+    or how often.
     """
-    around = (at for at in parents(store) if not isinstance(at, scf.IfOp) or holds(at, LOADS))
-    return not sources(v for at in around for v in decides(at)).isdisjoint(changed)
+    return set(changed).intersection(sources([*op.operands, *ways_to(op)]))
 
 
-def _can_wait(load: tile.Load, moved_by: Collection[Operation], overlaps: Overlaps) -> bool:
+def _can_wait(load: tile.Load, told_by: Collection[Operation], overlaps: Overlaps) -> bool:
     """Whether copies of a load can wait for what its program stores, there or to the numbers that
-    say where it is.
+    say where it is: each role looks them up, between the same stores.
     """
     return (
         not loaded_by_consumers(load)
         and bool(loops_of(load))
-        and all(_is_read_beside(read, load) for read in moved_by)
-        and not any(_is_stored_before(load, read, overlaps) for read in (load, *moved_by))
+        and all(map(is_looked_up, told_by))
+        and not any(_is_stored_before(load, read, overlaps) for read in (load, *told_by))
     )
-
-
-def _is_read_beside(read: Operation, load: tile.Load) -> bool:
-    """Whether a number that says where a load is is read in the same iteration, before it: a role
-    that reads it too has read it when its copy is there, which those who store wait for.
-    """
-    loop = loops_of(load)[0]
-    earlier = itertools.takewhile(lambda op: op is not load, loop.walk())
-    return any(op is read for op in earlier)
 
 
 def _stores_can_be_awaited(
     kernel: tile.Kernel, changed: Collection[Operation], options: LaunchOptions
 ) -> bool:
-    """Whether copies can wait for what consumers store: the role that copies waits at each store.
-    What else is written, by atomics, nothing waits for.
+    """Whether copies can wait for what consumers store: the role that copies waits at each store,
+    and runs the loops round it and the branches in which something is read. What else is written,
+    by atomics, nothing waits for.
     """
     writes = operations_in(kernel, WRITES)
+    around = (at for op in writes for at in parents(op))
+    follows = (at for at in around if not isinstance(at, scf.IfOp) or holds(at, LOADS))
+    decisive = sources(v for at in follows for v in decides(at)).intersection(changed)
     return (
         options.split_k in (None, 1)
         and not options.stream_k
         and not acquiring_loops(kernel)
-        and all(
-            isinstance(op, STORES) and not _follows_written_numbers(op, changed) for op in writes
-        )
+        and all(isinstance(op, STORES) for op in writes)
+        and all(map(is_looked_up, decisive))
     )
 
 

@@ -129,7 +129,8 @@ def split(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
     for role in (group.producer, group.consumer):
         broadcasts.keep_own_half(role, posted, role is group.producer)
     if order is not None:
-        order.divide(group.consumer, [group.producer, *group.others], group.roles)
+        copiers = [group.producer, *group.copiers]
+        order.divide(group.consumer, copiers, group.converters, group.roles)
     shared_claims = _share_work(plan, group, instances.members)
     instances.gather(group.producer, copied)
     produce(group.producer.body.block, rings.barriers, maps, multicast, shared_claims, observes)

@@ -13,11 +13,18 @@ So copies run ahead between two stores, and what a program reads is in the order
 written, wherever its addresses come from. Consumers say so once for stores between which nothing is
 read. They must not overtake who waits, in loops without a step: so the two barriers are those of a
 ring of one stage.
+
+Where a store may overwrite a number that each role looks up for itself (where a copy is, how often
+a loop runs), consumers also wait before it until the others have looked up all that stands there:
+
+    mbarrier_arrive %read                          the others'
+    block_barrier;  mbarrier_wait %read %p         the consumers'
+    tile.store %c …
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from xdsl.dialects import scf
@@ -40,32 +47,49 @@ READS = (shared.CopyAsync, *LOADS)
 
 @dataclass(frozen=True)
 class StoreOrder:
-    """The mbarriers by which consumers say that they have stored, and others that they know."""
+    """The mbarriers by which consumers say that they have stored, and others that they know; and
+    these that they have looked up what is overwritten then, where something may be.
+    """
 
     stored: SSAValue
     seen: SSAValue
+    read: SSAValue | None
     stores: set[Operation]
     overlaps: Overlaps
 
-    def divide(self, consumer: threads.Role, others: list[threads.Role], roles: Operation) -> None:
+    @property
+    def barriers(self) -> list[SSAValue]:
+        """All that there are."""
+        return [b for b in (self.stored, self.seen, self.read) if b is not None]
+
+    def divide(
+        self,
+        consumer: threads.Role,
+        copiers: list[threads.Role],
+        converters: list[threads.Role],
+        roles: Operation,
+    ) -> None:
         """Leaves each role its half, and initialises the barriers. Of the others those wait that
-        read what is stored; what the tensor memory accelerator reads is fenced. Where none does,
-        because consumers load it themselves, nobody says so.
+        read what is stored: of converters, which copy nothing, numbers. What the tensor memory
+        accelerator reads is fenced. Where none does, because consumers load it themselves, nobody
+        says so.
         """
-        waiting = [role for role in others if self._reads(role)]
+        waiting = [role for role in copiers if self._reads(role)]
+        waiting += [role for role in converters if waiting and self._looks_up(role)]
         if not waiting:
-            for barrier in (self.stored, self.seen):
+            for barrier in self.barriers:
                 for op in [use.operation for use in barrier.uses]:
                     erase(op)
             return
         self._halve(consumer, waiting)
         arrivals = sum(1 if role.single is not None else role.warps.value.data for role in waiting)
-        before(roles, threads.MbarrierInit(self.stored, 1))
-        before(roles, threads.MbarrierInit(self.seen, arrivals))
+        for barrier in self.barriers:
+            count = 1 if barrier is self.stored else arrivals
+            before(roles, threads.MbarrierInit(barrier, count))
 
     def _halve(self, consumer: threads.Role, waiting: list[threads.Role]) -> None:
         """Leaves each role what it says and what it waits for."""
-        for barrier in (self.stored, self.seen):
+        for barrier in self.barriers:
             for op in [use.operation for use in barrier.uses]:
                 role = next((r for r in (consumer, *waiting) if r.is_ancestor(op)), None)
                 says = isinstance(op, threads.MbarrierArrive)
@@ -84,25 +108,32 @@ class StoreOrder:
             for op in role.walk()
             if isinstance(op, shared.CopyAsync) and is_by_threads(op) != single
         ]
-        read: list[Operation] = [*copies]
-        if copies or holds(role, threads.BroadcastStore):
-            read += [op for op in role.walk() if isinstance(op, LOADS) and _is_small(op)]
-        return any(self.is_read_by(read, store) for store in self.stores)
+        has_numbers = bool(copies) or holds(role, threads.BroadcastStore)
+        return has_numbers and self._looks_up(role) or self._is_stored(copies)
+
+    def _looks_up(self, role: threads.Role) -> bool:
+        """Whether a role may look up a number that is stored."""
+        return self._is_stored([op for op in role.walk() if is_looked_up(op)])
+
+    def _is_stored(self, reads: Collection[Operation]) -> bool:
+        """Whether what some operations read may be stored."""
+        return any(self.is_read_by(reads, store) for store in self.stores)
 
     def is_read_by(self, reads: Iterable[Operation], store: Operation) -> bool:
         """Whether what is stored may be copied, or looked up, by some operations."""
         return any(
             may_meet(read, store, self.overlaps)
             for read in reads
-            if isinstance(read, shared.CopyAsync) or isinstance(read, LOADS) and _is_small(read)
+            if isinstance(read, shared.CopyAsync) or is_looked_up(read)
         )
 
 
-def _is_small(load: Operation) -> bool:
-    """Whether a load gives a number, or indices, that says where copies are."""
-    return is_integer(element_of(load.results[0].type)) or not isinstance(
-        load.results[0].type, TileType
-    )
+def is_looked_up(op: Operation) -> bool:
+    """Whether an operation loads a number, or indices, that says where copies are."""
+    if not isinstance(op, LOADS):
+        return False
+    found = op.results[0].type
+    return is_integer(element_of(found)) or not isinstance(found, TileType)
 
 
 def order_stores(kernel: tile.Kernel, overlaps: Overlaps) -> StoreOrder | None:
@@ -119,9 +150,13 @@ def order_stores(kernel: tile.Kernel, overlaps: Overlaps) -> StoreOrder | None:
         return None
     block = kernel.body.block
     first = next(op for op in block.ops if any(inner in stores for inner in op.walk()))
-    stored, seen = (before(first, threads.Barriers(1)).result for _ in range(2))
-    order = StoreOrder(stored, seen, stores, overlaps)
-    order.stored.name_hint, order.seen.name_hint = "stored", "seen"
+    looked_up = [read for read in reads if is_looked_up(read)]
+    overwrites = any(may_meet(read, op, overlaps) for read in looked_up for op in stores)
+    names = ("stored", "seen", "read") if overwrites else ("stored", "seen")
+    barriers = {name: before(first, threads.Barriers(1)).result for name in names}
+    for name, barrier in barriers.items():
+        barrier.name_hint = name
+    order = StoreOrder(barriers["stored"], barriers["seen"], barriers.get("read"), stores, overlaps)
     zero = before(first, tile.Constant(0, i32)).result
     _Parity(order).thread(block, [zero, zero])
     return order
@@ -140,17 +175,38 @@ class _Parity(Carried):
         """Stage and parity behind a block."""
         stored: list[Operation] = []
         for op in list(block.ops):
-            if any(self.order.is_read_by(op.walk(), store) for store in stored):
+            if stored and self._follows_stores(op, stored):
                 state, stored = self._said(op, state), []
             if op in self.stores or isinstance(op, scf.IfOp) and not self._is_read_in(op):
                 # whether a branch is taken, those who wait need not know
-                stored += [inner for inner in op.walk() if inner in self.stores]
+                found = [inner for inner in op.walk() if inner in self.stores]
+                if found and not stored and self.order.read is not None:
+                    self._read_before(op, self.order.read, state)
+                stored += found
             elif op.regions:
                 state = self.around(op, state)
         around = block.parent_op()
-        if stored and isinstance(around, Construct) and not is_of_programs(around):
-            state = self._said(terminator_of(block), state)
-        return state
+        is_inner = isinstance(around, Construct) and (
+            self.order.read is not None or not is_of_programs(around)
+        )
+        return self._said(terminator_of(block), state) if stored and is_inner else state
+
+    def _follows_stores(self, op: Operation, stored: list[Operation]) -> bool:
+        """Whether what an operation reads is read behind what is stored before it: what it may
+        change, and all that a later store may.
+        """
+        stores = stored if self.order.read is None else self.stores
+        return any(self.order.is_read_by(op.walk(), store) for store in stores)
+
+    def _read_before(self, anchor: Operation, barrier: SSAValue, state: list[SSAValue]) -> None:
+        """All roles have read what stands before an operation."""
+        stage, parity = state
+        before(
+            anchor,
+            threads.MbarrierArrive(barrier, stage, each="warp"),
+            threads.BlockBarrier(),
+            threads.MbarrierWait(barrier, stage, parity),
+        )
 
     def _is_read_in(self, branch: scf.IfOp) -> bool:
         """Whether a branch may copy or look up what it stores."""
