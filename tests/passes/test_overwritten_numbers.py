@@ -7,8 +7,10 @@ import pytest
 
 import tkc
 from tests.language.kernels import array, traced
-from tests.passes.kernels import aligned
+from tests.passes.kernels import aligned, context, through
 from tkc.fuzz.check import Comparison, Variant
+from tkc.passes.pipeline import PIPELINE
+from tkc.sim import level0, level4
 
 N, K, MOST = 64, 32, 4
 VARIANTS = {
@@ -147,3 +149,60 @@ def test_every_role_sees_what_the_program_does(name, variant, number):
         }
 
     assert not list(Comparison(module, make, (1,)).passes(VARIANTS[variant]))
+
+
+def converted(x, y, acc, i):
+    """Sums of products of what a role of its own computes: keys, of which some are doubled."""
+    rows, keys = tkc.load(x, (0, 0), (128, 64)), tkc.load(y, (i * 64, 0), (64, 64))
+    keys = keys.to(tkc.float32)
+    keys = tkc.where((tkc.sum(keys * keys, axis=1) > 128)[:, None], keys, keys * 2)
+    scores = tkc.dot(rows, keys.to(tkc.float16).T)
+    return acc + tkc.sum(tkc.maximum(scores, 0), axis=1)
+
+
+def converted_behind(x, y, w, o):
+    trips, acc = w[0], tkc.zeros((128,))
+    tkc.store(w, (0,), tkc.full((1,), 1))
+    for i in tkc.range(0, trips):
+        acc = converted(x, y, acc, i)
+    tkc.store(o, (0,), acc)
+
+
+def converted_before(x, y, w, o):
+    trips, acc = w[0], tkc.zeros((128,))
+    for i in tkc.range(0, trips):
+        acc = converted(x, y, acc, i)
+    tkc.store(w, (0,), tkc.full((1,), 1))
+    tkc.store(o, (0,), acc)
+
+
+@pytest.mark.parametrize("number", [0, 2, MOST])
+@pytest.mark.parametrize("kernel", [converted_behind, converted_before])
+def test_a_role_that_converts_looks_numbers_up_in_time(kernel, number):
+    def module():
+        kinds = aligned(tkc.float16, 2), aligned(tkc.float16, 2)
+        return traced(kernel, *kinds, array(tkc.int32), array(tkc.float32, 1))
+
+    def given():
+        r = np.random.default_rng(0)
+        x, y = (r.integers(-2, 3, (n, 64)).astype(np.float16) for n in (128, MOST * 64))
+        return [x, y, np.full(MOST, number, np.int32), np.zeros(128, np.float32)]
+
+    level0.run(module(), want := given(), (1,))
+    compiled, found = module(), context("sm_90a")
+    through(compiled, PIPELINE[-1], found)
+    assert any("of a converter" in d for d in found.decisions)
+    for seed in range(3):
+        level4.run(compiled, got := given(), (1, 1, 1), seed)
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["trips_behind", "place", "end_of_a_while"])
+def test_copies_of_operands_stay_with_a_producer(name):
+    """Roles read such numbers between the same stores: consumers need not load for that."""
+    kinds = *(aligned(tkc.float16, 2),) * 2, array(tkc.int32), aligned(tkc.float32, 2)
+    found = context("sm_90a")
+    through(traced(KERNELS[name], *kinds), PIPELINE[-1], found)
+    assert any(d.startswith("plan: copies wait for what programs") for d in found.decisions)
+    assert not any("consumers load" in d for d in found.decisions)
