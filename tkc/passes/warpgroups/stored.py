@@ -136,6 +136,14 @@ def is_looked_up(op: Operation) -> bool:
     return is_integer(element_of(found)) or not isinstance(found, TileType)
 
 
+def _overwrites_numbers(
+    stores: Collection[Operation], reads: Collection[Operation], overlaps: Overlaps
+) -> bool:
+    """Whether what roles look up may be overwritten."""
+    looked_up = [read for read in reads if is_looked_up(read)]
+    return any(may_meet(read, store, overlaps) for read in looked_up for store in stores)
+
+
 def order_stores(kernel: tile.Kernel, overlaps: Overlaps) -> StoreOrder | None:
     """Writes both halves of the order behind stores that a kernel may read; None where it has
     none.
@@ -150,8 +158,7 @@ def order_stores(kernel: tile.Kernel, overlaps: Overlaps) -> StoreOrder | None:
         return None
     block = kernel.body.block
     first = next(op for op in block.ops if any(inner in stores for inner in op.walk()))
-    looked_up = [read for read in reads if is_looked_up(read)]
-    overwrites = any(may_meet(read, op, overlaps) for read in looked_up for op in stores)
+    overwrites = _overwrites_numbers(stores, reads, overlaps)
     names = ("stored", "seen", "read") if overwrites else ("stored", "seen")
     barriers = {name: before(first, threads.Barriers(1)).result for name in names}
     for name, barrier in barriers.items():
@@ -180,16 +187,22 @@ class _Parity(Carried):
             if op in self.stores or isinstance(op, scf.IfOp) and not self._is_read_in(op):
                 # whether a branch is taken, those who wait need not know
                 found = [inner for inner in op.walk() if inner in self.stores]
-                if found and not stored and self.order.read is not None:
-                    self._read_before(op, self.order.read, state)
+                if found and not stored:
+                    self._read_before(op, state)
                 stored += found
             elif op.regions:
                 state = self.around(op, state)
-        around = block.parent_op()
-        is_inner = isinstance(around, Construct) and (
-            self.order.read is not None or not is_of_programs(around)
-        )
-        return self._said(terminator_of(block), state) if stored and is_inner else state
+        if stored and self._is_gone_round(block.parent_op()):
+            return self._said(terminator_of(block), state)
+        return state
+
+    def _is_gone_round(self, around: Operation | None) -> bool:
+        """Whether what a block stores is followed by something that the program reads: other
+        programs of a thread block read none of it, but may overwrite numbers of theirs.
+        """
+        if not isinstance(around, Construct):
+            return False
+        return self.order.read is not None or not is_of_programs(around)
 
     def _follows_stores(self, op: Operation, stored: list[Operation]) -> bool:
         """Whether what an operation reads is read behind what is stored before it: what it may
@@ -198,15 +211,16 @@ class _Parity(Carried):
         stores = stored if self.order.read is None else self.stores
         return any(self.order.is_read_by(op.walk(), store) for store in stores)
 
-    def _read_before(self, anchor: Operation, barrier: SSAValue, state: list[SSAValue]) -> None:
-        """All roles have read what stands before an operation."""
-        stage, parity = state
-        before(
-            anchor,
-            threads.MbarrierArrive(barrier, stage, each="warp"),
-            threads.BlockBarrier(),
-            threads.MbarrierWait(barrier, stage, parity),
-        )
+    def _read_before(self, anchor: Operation, state: list[SSAValue]) -> None:
+        """All roles have read what stands before an operation, where that matters."""
+        (stage, parity), barrier = state, self.order.read
+        if barrier is not None:
+            before(
+                anchor,
+                threads.MbarrierArrive(barrier, stage, each="warp"),
+                threads.BlockBarrier(),
+                threads.MbarrierWait(barrier, stage, parity),
+            )
 
     def _is_read_in(self, branch: scf.IfOp) -> bool:
         """Whether a branch may copy or look up what it stores."""
