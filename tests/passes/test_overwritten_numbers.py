@@ -103,6 +103,17 @@ def read_for_the_next_step(x, y, w, o):
     tkc.store(o, (0, 0), acc)
 
 
+def stored_before_a_loop_that_stores(x, y, w, o):
+    """Nothing is read between a store and those of a loop."""
+    trips, acc = w[0], tkc.zeros((N, N))
+    for i in tkc.range(0, trips):
+        acc = product(x, y, acc, i)
+    tkc.store(w, (0,), tkc.full((1,), 1))
+    for i in tkc.range(0, MOST):
+        tkc.store(w, (i,), tkc.full((1,), i))
+    tkc.store(o, (0, 0), acc)
+
+
 def copies_that_wait_beside(x, y, w, o):
     """Copies of another loop wait for each store, wherever it stands."""
     acc = tkc.zeros((N, N))
@@ -122,7 +133,7 @@ KERNELS = {
     for f in (
         *(trips_before, trips_behind, trips_by_pointer, place, branch_of_a_loop, end_of_a_while),
         *(end_that_its_loop_changes, branch_round_a_loop, read_for_the_next_step),
-        copies_that_wait_beside,
+        *(stored_before_a_loop_that_stores, copies_that_wait_beside),
     )
 }
 

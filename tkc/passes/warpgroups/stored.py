@@ -206,10 +206,12 @@ class _Parity(Carried):
 
     def _follows_stores(self, op: Operation, stored: list[Operation]) -> bool:
         """Whether what an operation reads is read behind what is stored before it: what it may
-        change, and all that a later store may.
+        change, and all that a later store may. Stores of a loop have a turn of their own.
         """
-        stores = stored if self.order.read is None else self.stores
-        return any(self.order.is_read_by(op.walk(), store) for store in stores)
+        if self.order.read is None:
+            return any(self.order.is_read_by(op.walk(), store) for store in stored)
+        has_stores = bool(op.regions) and self.inside(op)
+        return has_stores or any(self.order.is_read_by(op.walk(), s) for s in self.stores)
 
     def _read_before(self, anchor: Operation, state: list[SSAValue]) -> None:
         """All roles have read what stands before an operation, where that matters."""
