@@ -103,6 +103,18 @@ def read_for_the_next_step(x, y, w, o):
     tkc.store(o, (0, 0), acc)
 
 
+def read_in_a_branch_that_stores(x, y, w, o):
+    """It stores elsewhere; what it reads is overwritten behind it."""
+    first, acc = 0, tkc.zeros((N, N))
+    if x.shape[0] > 1:
+        first = w[0]
+        tkc.store(y, (0, 0), tkc.full((1, 1), 1, tkc.float16))
+    tkc.store(w, (0,), tkc.full((1,), 1))
+    for i in tkc.range(0, MOST):
+        acc = product(x, y, acc, i + first)
+    tkc.store(o, (0, 0), acc)
+
+
 def stored_before_a_loop_that_stores(x, y, w, o):
     """Nothing is read between a store and those of a loop."""
     trips, acc = w[0], tkc.zeros((N, N))
@@ -133,7 +145,7 @@ KERNELS = {
     for f in (
         *(trips_before, trips_behind, trips_by_pointer, place, branch_of_a_loop, end_of_a_while),
         *(end_that_its_loop_changes, branch_round_a_loop, read_for_the_next_step),
-        *(stored_before_a_loop_that_stores, copies_that_wait_beside),
+        *(stored_before_a_loop_that_stores, read_in_a_branch_that_stores, copies_that_wait_beside),
     )
 }
 
