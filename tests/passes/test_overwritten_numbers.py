@@ -115,6 +115,36 @@ def read_in_a_branch_that_stores(x, y, w, o):
     tkc.store(o, (0, 0), acc)
 
 
+def place_by_a_maximum(x, y, w, o):
+    """Of floats, which roles do not look up."""
+    first = tkc.max(tkc.load(o, (0, 0), (1, 16)).reshape(16), axis=0).to(tkc.int32)
+    acc = tkc.zeros((N, N))
+    tkc.store(o, (0, 0), tkc.full((1, 16), 1.0))
+    for i in tkc.range(0, MOST):
+        acc = product(x, y, acc, i + first)
+    tkc.store(o, (0, 0), acc)
+
+
+def trips_by_a_maximum(x, y, w, o):
+    trips = MOST - tkc.max(tkc.load(o, (0, 0), (1, 16)).reshape(16), axis=0).to(tkc.int32)
+    acc = tkc.zeros((N, N))
+    for i in tkc.range(0, trips):
+        acc = product(x, y, acc, i)
+        tkc.store(o, (0, 0), tkc.full((1, 16), 1.0))
+    tkc.store(o, (0, 0), acc)
+
+
+def stored_as_often_as_a_maximum_says(x, y, w, o):
+    trips, acc = w[0], tkc.zeros((N, N))
+    count = 2 + tkc.max(tkc.load(o, (0, 0), (1, 16)).reshape(16), axis=0).to(tkc.int32)
+    tkc.store(o, (0, 0), tkc.full((1, 16), 1.0))
+    for i in tkc.range(0, count):
+        tkc.store(w, (i,), tkc.full((1,), 1))
+    for i in tkc.range(0, trips):
+        acc = product(x, y, acc, i + w[1])
+    tkc.store(o, (0, 0), acc)
+
+
 def stored_before_a_loop_that_stores(x, y, w, o):
     """Nothing is read between a store and those of a loop."""
     trips, acc = w[0], tkc.zeros((N, N))
@@ -146,6 +176,7 @@ KERNELS = {
         *(trips_before, trips_behind, trips_by_pointer, place, branch_of_a_loop, end_of_a_while),
         *(end_that_its_loop_changes, branch_round_a_loop, read_for_the_next_step),
         *(stored_before_a_loop_that_stores, read_in_a_branch_that_stores, copies_that_wait_beside),
+        *(place_by_a_maximum, trips_by_a_maximum, stored_as_often_as_a_maximum_says),
     )
 }
 
@@ -229,3 +260,12 @@ def test_copies_of_operands_stay_with_a_producer(name):
     through(traced(KERNELS[name], *kinds), PIPELINE[-1], found)
     assert any(d.startswith("plan: copies wait for what programs") for d in found.decisions)
     assert not any("consumers load" in d for d in found.decisions)
+
+
+@pytest.mark.parametrize("name", [n for n in KERNELS if "maximum" in n])
+def test_what_follows_from_tiles_no_role_looks_up(name):
+    """Consumers reduce it, and load what it says; none waits for stores that it counts."""
+    kinds = *(aligned(tkc.float16, 2),) * 2, array(tkc.int32), aligned(tkc.float32, 2)
+    found = context("sm_90a")
+    through(traced(KERNELS[name], *kinds), PIPELINE[-1], found)
+    assert any("consumers load" in d for d in found.decisions)
