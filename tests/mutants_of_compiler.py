@@ -135,7 +135,6 @@ DANGERS = (
     "_is_handed_on",
     "_is_part",
     "_is_passed",
-    "_is_steered",
     "_is_written",
     "_may_be_none",
     "_may_lie_apart",

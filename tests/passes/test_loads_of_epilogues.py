@@ -9,15 +9,8 @@ import pytest
 import tkc
 from tests.language.kernels import traced
 from tests.passes import stages
+from tests.passes.test_epilogue_stores import product_of
 from tests.passes.test_roles import array
-
-
-def product_of(a, b, m, N):
-    """128 rows of a product from m on."""
-    total = tkc.zeros((128, N))
-    for k in tkc.range(0, a.shape[1], 64):
-        total = tkc.dot(tkc.load(a, (m, k), (128, 64)), tkc.load(b, (k, 0), (64, N)), total)
-    return total
 
 
 @tkc.jit

@@ -192,11 +192,11 @@ class _Parity(Carried):
                 stored += found
             elif op.regions:
                 state = self.around(op, state)
-        if stored and self._is_gone_round(block.parent_op()):
+        if stored and self._is_read_behind(block.parent_op()):
             return self._said(terminator_of(block), state)
         return state
 
-    def _is_gone_round(self, around: Operation | None) -> bool:
+    def _is_read_behind(self, around: Operation | None) -> bool:
         """Whether what a block stores is followed by something that the program reads: other
         programs of a thread block read none of it, but may overwrite numbers of theirs.
         """
@@ -206,7 +206,7 @@ class _Parity(Carried):
 
     def _follows_stores(self, op: Operation, stored: list[Operation]) -> bool:
         """Whether what an operation reads is read behind what is stored before it: what it may
-        change, and all that a later store may. Stores of a loop have a turn of their own.
+        change, and all that a later store may. Stores within a loop are told of by themselves.
         """
         if self.order.read is None:
             return any(self.order.is_read_by(op.walk(), store) for store in stored)
