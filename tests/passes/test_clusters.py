@@ -39,6 +39,7 @@ from tkc.passes import plan as planning
 from tkc.passes.plan import kernel_of
 from tkc.passes.planning.cost import Work
 from tkc.passes.planning.numbers import Sizes
+from tkc.sim import level0
 from tkc.timing.predict import predict
 
 
@@ -473,3 +474,75 @@ def test_places_of_64_bits_in_a_cluster():
     how = {"BM": 16, "BN": 64, "BK": 128, "cluster": (2, 2), "programs": 1, "target": "sm_90a"}
     compiled = tkc.jit(plain).compile(a, b, None, c, None, **how)
     assert "plan: cluster 2 x 2: 2 of 2 copies serve 2 blocks" in compiled.decisions
+
+
+# --------------------------------------------------------------------------------------------------
+# Loops of an operand's ring that are as long as a program's number says. The last argument is a
+# table of counts, of which each program reads its own.
+def first_then_while(a, b, counts, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    m = tkc.program_id(0) * BM
+    count = counts[tkc.program_id(0)]
+    rows = tkc.load(a, (m, 0), (BM, BK))
+    acc = tkc.zeros((BM, BN), tkc.float32)
+    for k in tkc.range(0, 2 * BK, BK):
+        acc = tkc.dot(rows, tkc.load(b, (k, 0), (BK, BN)), acc)
+    k = 0
+    while k < count * BK:
+        acc = tkc.dot(rows, tkc.load(b, (k, 0), (BK, BN)), acc)
+        k = k + BK
+    tkc.store(c, (m, 0), acc)
+
+
+def first_then_for(a, b, counts, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    m = tkc.program_id(0) * BM
+    rows = tkc.load(a, (m, 0), (BM, BK))
+    acc = tkc.zeros((BM, BN), tkc.float32)
+    for k in tkc.range(0, 2 * BK, BK):
+        acc = tkc.dot(rows, tkc.load(b, (k, 0), (BK, BN)), acc)
+    for k in tkc.range(0, counts[tkc.program_id(0)] * BK, BK):
+        acc = tkc.dot(rows, tkc.load(b, (k, 0), (BK, BN)), acc)
+    tkc.store(c, (m, 0), acc)
+
+
+def round_the_loop(a, b, counts, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    m = tkc.program_id(0) * BM
+    acc = tkc.zeros((BM, BN), tkc.float32)
+    for _ in tkc.range(counts[tkc.program_id(0)]):
+        for k in tkc.range(0, 2 * BK, BK):
+            acc = tkc.dot(tkc.load(a, (m, 0), (BM, BK)), tkc.load(b, (k, 0), (BK, BN)), acc)
+    tkc.store(c, (m, 0), acc)
+
+
+def in_a_branch(a, b, counts, c, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    m = tkc.program_id(0) * BM
+    rows = tkc.load(a, (m, 0), (BM, BK))
+    acc = tkc.zeros((BM, BN), tkc.float32)
+    for k in tkc.range(0, 2 * BK, BK):
+        acc = tkc.dot(rows, tkc.load(b, (k, 0), (BK, BN)), acc)
+    if counts[tkc.program_id(0)] > 1:
+        acc = tkc.dot(rows, tkc.load(b, (0, 0), (BK, BN)), acc)
+    tkc.store(c, (m, 0), acc)
+
+
+UNEVEN = first_then_while, first_then_for, round_the_loop, in_a_branch
+
+
+@pytest.mark.parametrize("kernel", UNEVEN, ids=lambda k: k.__name__)
+@pytest.mark.parametrize("cluster", [None, (2, 1), (4, 1)], ids=str)
+def test_rings_that_blocks_fill_unequally_often(kernel, cluster):
+    """Blocks share no copy into a ring that another loop or branch fills more often in one of them:
+    the stages that come next would differ.
+    """
+    BM, BN, BK = 128, 64, 64
+    arguments = array(tkc.bfloat16), array(tkc.bfloat16), array(tkc.int32, 1), result(tkc.float32)
+    module = traced(kernel, *arguments, BM=BM, BN=BN, BK=BK)
+    modules, given = stages.compiled(module.clone(), cluster=cluster, roles="cooperative")
+    assert given.plan.roles == "cooperative"
+    counts = np.int32([3, 0, 1, 2, 5])
+    a = integers(len(counts) * BM, BK, dtype=tkc.bfloat16, seed=0)
+    b = integers(2 * BK, BN, dtype=tkc.bfloat16, seed=1)
+    want, got = (np.full((len(a), BN), np.nan, np.float32) for _ in range(2))
+    level0.run(module, [a, b, counts, want], (len(counts), 1, 1))
+    for resident in (1, 2, 4):
+        run(modules[LAST], [a, b, counts, got], (len(counts), 1, 1), seed=0, resident=resident)
+        np.testing.assert_array_equal(got, want)

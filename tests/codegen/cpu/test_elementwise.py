@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from xdsl.dialects.builtin import f64
 
+import tkc
+from tests.language.kernels import array, traced
 from tests.sim import building
 from tkc.codegen.cpu import compile
 from tkc.ir import elementwise as ew
@@ -200,3 +202,22 @@ def test_integer_division_of_every_pair_of_bytes(both):
     for name in ("floordiv", "mod"):
         want, got = both(lambda p, q, name=name: ew.CLASSES[name](p, q).result, a, b)
         np.testing.assert_array_equal(got, want)
+
+
+def chosen_of_two_constants(o1, o2):
+    two = tkc.full((16, 1), 2, tkc.int32)
+    bound = tkc.arange(32759, 32760) % 9
+    other = tkc.full((16,), -1, tkc.float16)
+    found = tkc.where(two % 7 >= bound[None, :], two.to(tkc.float16), other[:, None])
+    tkc.store(o1, (0, 0), found)
+    tkc.store(o2, 0, other)
+
+
+def test_a_choice_between_two_constants_beside_one_of_them():
+    """LLVM aborts on it where one float is chosen, of which it learns late which (its issue
+    213251).
+    """
+    o1, o2 = np.zeros((16, 1), np.float16), np.zeros(16, np.float16)
+    cpu(traced(chosen_of_two_constants, array(tkc.float16, 2), array(tkc.float16, 1)), [o1, o2], 1)
+    assert (o1 == -1).all()
+    assert (o2 == -1).all()

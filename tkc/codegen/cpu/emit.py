@@ -173,7 +173,15 @@ class Function:
     def select(
         self, condition: str, t: str, a: str, b: str, width: int = 1, uniform: bool = False
     ) -> str:
-        """a where the condition holds, else b; of type `t` (`uniform`: one condition for all)."""
+        """a where the condition holds, else b; of type `t` (`uniform`: one condition for all). One
+        float is chosen as an integer: LLVM loads a choice between two constant floats from an array
+        of both, whose bits it then takes for those of one (LLVM's issue 213251), and aborts.
+        """
+        if t in ("float", "double"):
+            word = {"float": "i32", "double": "i64"}[t]
+            a, b = (self.emit(f"bitcast {t} {x} to {word}") for x in (a, b))
+            found = self.emit(f"select i1 {condition}, {word} {a}, {word} {b}")
+            return self.emit(f"bitcast {word} {found} to {t}")
         kind = "i1" if uniform else vec("i1", width)
         return self.emit(f"select {kind} {condition}, {t} {a}, {t} {b}")
 

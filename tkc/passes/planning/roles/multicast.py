@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from xdsl.dialects import scf
-
 from tkc.ir import tile
 from tkc.ir.host_values import is_unbounded
 from tkc.ir.types import bits
-from tkc.ir.values import parent_of, tile_type
+from tkc.ir.values import tile_type
 from tkc.passes.analysis.mapped import dense_of_block, of_block
-from tkc.passes.analysis.program_axes import program_axes
+from tkc.passes.analysis.program_axes import program_axes, ways_to
 from tkc.passes.planning.operands import summed
 from tkc.passes.planning.order import reads_first_of_written
+from tkc.passes.planning.rings import Ring
 from tkc.passes.planning.roles.loops import is_conditional
 from tkc.passes.planning.roles.request import RoleRequest
 from tkc.passes.planning.roles.sharing import Sharing
@@ -44,7 +43,7 @@ class Multicast:
     why_not: str = ""
 
     @staticmethod
-    def of(request: RoleRequest, sharing: Sharing) -> Multicast:
+    def of(request: RoleRequest, sharing: Sharing, rings: Sequence[Ring]) -> Multicast:
         asked = request.options.cluster
         shape = (2, 1) if asked is None else asked
         sizes = prod(shape) in range(2, MAX_PORTABLE_CLUSTER + 1)
@@ -54,16 +53,19 @@ class Multicast:
         if reads_first_of_written(request.operand_loads, along, request.overlaps):
             why_not = "operands lie in an array of which every program writes a part"
             return Multicast(why_not=why_not)
-        return _useful(request, shape)
+        return _useful(request, rings, shape)
 
 
-def _useful(request: RoleRequest, shape: tuple[int, int]) -> Multicast:
+def _useful(request: RoleRequest, rings: Sequence[Ring], shape: tuple[int, int]) -> Multicast:
     """The copies that the blocks of a cluster share, those of the loop, with blocks only along axes
     of such copies.
     """
     is_asked = request.options.cluster is not None
     loads = [load for load in request.operand_loads if load.parent_op() is request.main_loop]
-    found = {load: _shared_copy(load, shape, is_asked) for load in loads}
+    ring_of = {load: ring for ring in reversed(rings) for load in ring}
+    found = {
+        load: _shared_copy(load, ring_of[load], shape, is_asked) for load in loads if load in ring_of
+    }
     copies = {load: copy for load, (copy, _) in found.items() if copy is not None}
     reasons = [why for _, why in found.values() if why]
     shared = {axis for copy in copies.values() for axis in copy.among}
@@ -97,13 +99,13 @@ def _may_share(request: RoleRequest) -> bool:
 
 
 def _shared_copy(
-    load: tile.Load, shape: tuple[int, int], is_asked: bool
+    load: tile.Load, ring: Ring, shape: tuple[int, int], is_asked: bool
 ) -> tuple[SharedCopy | None, str]:
     """How blocks of a cluster share the copy of an operand; None where they do not, and why, if
-    they could.
+    they could. All that fills its ring they must do equally often, whether they share it or not:
+    the stage that is filled next is the same in each.
     """
-    around = parent_of(load, scf.ForOp)
-    differs = program_axes([*load.operands, around.lb, around.ub, around.step])
+    differs = program_axes([*load.operands, *(number for op in ring for number in ways_to(op))])
     among = tuple(axis for axis, n in enumerate(shape) if n > 1 and axis not in differs)
     extents = [n for n in load.extents.get_values() if n >= 0]
     if not among or len(extents) != 2 or len(load.extents.get_values()) != 2:
