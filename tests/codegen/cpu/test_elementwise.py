@@ -8,7 +8,6 @@ import pytest
 from xdsl.dialects.builtin import f64
 
 import tkc
-from tests.language.kernels import array, traced
 from tests.sim import building
 from tkc.codegen.cpu import compile
 from tkc.ir import elementwise as ew
@@ -218,6 +217,6 @@ def test_a_choice_between_two_constants_beside_one_of_them():
     213251).
     """
     o1, o2 = np.zeros((16, 1), np.float16), np.zeros(16, np.float16)
-    cpu(traced(chosen_of_two_constants, array(tkc.float16, 2), array(tkc.float16, 1)), [o1, o2], 1)
+    tkc.jit(chosen_of_two_constants).compile(o1, o2, target="cpu").program.run([o1, o2], 1)
     assert (o1 == -1).all()
     assert (o2 == -1).all()

@@ -64,7 +64,9 @@ def _useful(request: RoleRequest, rings: Sequence[Ring], shape: tuple[int, int])
     loads = [load for load in request.operand_loads if load.parent_op() is request.main_loop]
     ring_of = {load: ring for ring in reversed(rings) for load in ring}
     found = {
-        load: _shared_copy(load, ring_of[load], shape, is_asked) for load in loads if load in ring_of
+        load: _shared_copy(load, ring_of[load], shape, is_asked)
+        for load in loads
+        if load in ring_of
     }
     copies = {load: copy for load, (copy, _) in found.items() if copy is not None}
     reasons = [why for _, why in found.values() if why]
