@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import prod
+
+from xdsl.dialects import scf
 
 from tkc.ir import tile
 from tkc.ir.host_values import is_unbounded
@@ -61,18 +64,21 @@ def _useful(request: RoleRequest, rings: Sequence[Ring], shape: tuple[int, int])
     of such copies.
     """
     is_asked = request.options.cluster is not None
-    loads = [load for load in request.operand_loads if load.parent_op() is request.main_loop]
-    ring_of = {load: ring for ring in reversed(rings) for load in ring}
-    found = {
-        load: _shared_copy(load, ring_of[load], shape, is_asked)
-        for load in loads
-        if load in ring_of
-    }
+    ring_of = _rings_in(request.main_loop, request.operand_loads, rings)
+    found = {load: _shared_copy(load, ring, shape, is_asked) for load, ring in ring_of.items()}
     copies = {load: copy for load, (copy, _) in found.items() if copy is not None}
     reasons = [why for _, why in found.values() if why]
     shared = {axis for copy in copies.values() for axis in copy.among}
     x, y = (n if axis in shared else 1 for axis, n in enumerate(shape))
     return Multicast((x, y), copies, reasons[-1] if reasons else "")
+
+
+def _rings_in(
+    loop: scf.ForOp | None, loads: Iterable[tile.Load], rings: Sequence[Ring]
+) -> dict[tile.Load, Ring]:
+    """The ring into which each load of a loop copies first."""
+    ring_of = {load: ring for ring in reversed(rings) for load in ring}
+    return {op: ring_of[op] for op in loads if op.parent_op() is loop and op in ring_of}
 
 
 def _run_together(request: RoleRequest, sharing: Sharing) -> bool:
@@ -107,7 +113,7 @@ def _shared_copy(
     they could. All that fills its ring they must do equally often, whether they share it or not:
     the stage that is filled next is the same in each.
     """
-    differs = program_axes([*load.operands, *(number for op in ring for number in ways_to(op))])
+    differs = program_axes(chain(load.operands, *map(ways_to, ring)))
     among = tuple(axis for axis, n in enumerate(shape) if n > 1 and axis not in differs)
     extents = [n for n in load.extents.get_values() if n >= 0]
     if not among or len(extents) != 2 or len(load.extents.get_values()) != 2:
