@@ -1,10 +1,11 @@
-"""What a Python object holds of its own: the attributes in its dict and in its slots. A class's own
-way to find attributes is not asked.
+"""What a Python object holds of its own: the attributes in its dict and in its slots, the bits of a
+float. A class's own way to find attributes is not asked.
 """
 
 from __future__ import annotations
 
 import gc
+import struct
 import types
 from contextlib import suppress
 from typing import Any
@@ -49,3 +50,10 @@ def own_attributes(value: object) -> dict[str, Any]:
         with suppress(AttributeError):
             found[name] = slot.__get__(value)
     return found
+
+
+def text_of(number: float) -> str:
+    """A float with all its bits: of zeros the sign, of NaNs the sign and what else tells them
+    apart.
+    """
+    return number.hex() if number == number else struct.pack(">d", number).hex()

@@ -2,15 +2,18 @@
 change, in this process and through the disk cache of another.
 """
 
+import abc
 import dataclasses
 import enum
 import functools
 import io  # noqa: F401 (kernels of routes read it)
 import os
+import struct
 import subprocess
 import sys
 import tempfile
 import types
+from collections.abc import Sized
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +131,13 @@ def replaced(v, c=2.0, *, d=0.0):
     return v * c + d
 
 
+def length_of_name(of):
+    return len(of.__name__)
+
+
+class Renamed: ...
+
+
 code, defaults = replaced.__code__, replaced.__defaults__
 file = Path(tempfile.mkdtemp(prefix="tkc-test-")) / "factor.txt"
 
@@ -186,6 +196,30 @@ ROUTES = {
         "replaced(v)",
         lambda n: setattr(replaced, "__kwdefaults__", {"d": n - 2}),
     ),
+    "another dictionary of attributes": (
+        "v * held.own",
+        lambda n: setattr(held, "__dict__", held.__dict__ | {"own": n}),
+    ),
+    "another dictionary of a function": (
+        "v * helper.factor",
+        lambda n: setattr(helper, "__dict__", {"factor": n}),
+    ),
+    "name of a function": (
+        "v * len(replaced.__name__)",
+        lambda n: setattr(replaced, "__name__", "x" * int(n)),
+    ),
+    "name of a function handed on": (
+        "v * length_of_name(replaced)",
+        lambda n: setattr(replaced, "__name__", "x" * int(n)),
+    ),
+    "text of a function": (
+        "v * len(replaced.__doc__)",
+        lambda n: setattr(replaced, "__doc__", "x" * int(n)),
+    ),
+    "name of a class": (
+        "v * len(Renamed.__qualname__)",
+        lambda n: setattr(Renamed, "__qualname__", "x" * int(n)),
+    ),
     "file by its path": ("v * float(file.read_text())", lambda n: file.write_text(str(n))),
     "file by another path": (
         "v * float((file.parent / file.name).read_bytes())",
@@ -209,6 +243,7 @@ ROUTES = {
 def as_it_was():
     """The host's state before and after each test."""
     file.write_text("2.")  # of two characters
+    replaced.__name__ = replaced.__doc__ = Renamed.__qualname__ = "xx"
     yield
     _rebind("number", 2.0)
     _rebind("part", functools.partial(lambda a, b: a * b, 2.0))
@@ -216,6 +251,7 @@ def as_it_was():
     Held.scaled = scaled
     replaced.__code__, replaced.__defaults__ = code, defaults
     replaced.__kwdefaults__ = {"d": 0.0}
+    replaced.__name__ = replaced.__doc__ = Renamed.__qualname__ = "xx"
     helper.factor = by_attribute.factor = 2.0
     space.x, space.inner = 2.0, types.SimpleNamespace(y=2.0)
     Held.shared = held.own = slotted.own = record.own = table["x"] = listed[0] = 2.0
@@ -248,6 +284,34 @@ def test_a_change_is_seen(route, tmp_path):
     for n in (5.0, 3.0, 5.0):
         change(n)
         assert launched(kernel) == launched(kernel) == n
+
+
+class Base(abc.ABC): ...  # noqa: B024 (others are registered with it)
+
+
+class DerivedBase(Base): ...
+
+
+class Unsized: ...
+
+
+@pytest.mark.parametrize(
+    "expression, register",
+    {
+        "own": ("isinstance(unsized, DerivedBase)", DerivedBase.register),
+        "one that derives": ("isinstance(unsized, Base)", DerivedBase.register),
+        "of a library": ("isinstance(unsized, Sized)", Sized.register),
+        "by its class": ("issubclass(type(unsized), Base)", Base.register),
+    }.values(),
+    ids=["own", "one that derives", "of a library", "by its class"],
+)
+def test_a_class_that_is_registered_with_an_abstract_one(expression, register, tmp_path):
+    made = type("Unsized", (Unsized,), {"__module__": __name__})
+    _rebind("unsized", made())
+    kernel = kernel_of(f"v * (3 if {expression} else 2)", tmp_path)
+    assert launched(kernel) == launched(kernel) == 2
+    register(made)
+    assert launched(kernel) == launched(kernel) == 3
 
 
 PROGRAM = """
@@ -287,7 +351,12 @@ def test_another_process_sees_its_own(tmp_path):
         assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("wrap", [lambda c: c, lambda c: (c,)], ids=["number", "tuple"])
+WRAPPED = pytest.mark.parametrize("wrap", [lambda c: c, lambda c: (c,)], ids=["number", "tuple"])
+NANS = {0x7FF8000000000000: 0x7FC00000, 0xFFF8000000000000: 0xFFC00000}  # to those of 32 bits
+NANS[0x7FF8000020000000] = 0x7FC00001
+
+
+@WRAPPED
 def test_zeros_of_both_signs_are_other_constants(wrap):
     @tkc.jit
     def fill(x, C: tkc.constexpr):
@@ -297,3 +366,22 @@ def test_zeros_of_both_signs_are_other_constants(wrap):
         x = np.ones(4, np.float32)
         fill[1](x, wrap(value))
         assert x[0] == 0 and np.signbit(x[0]) == np.signbit(value)
+
+
+@WRAPPED
+def test_nans_of_other_bits_are_other_constants(wrap):
+    """As arguments, and as what a kernel reads."""
+
+    @tkc.jit
+    def fill(x, y, z, C: tkc.constexpr, c):
+        tkc.store(x, (0,), tkc.full((4,), C if isinstance(C, float) else C[0], tkc.float32))
+        tkc.store(y, (0,), tkc.full((4,), number, tkc.float32))
+        tkc.store(z, (0,), tkc.full((4,), c, tkc.float32))
+
+    for _ in range(2):
+        for bits, wanted in NANS.items():
+            (value,) = struct.unpack(">d", struct.pack(">Q", bits))
+            _rebind("number", value)
+            x, y, z = np.ones((3, 4), np.float32)
+            fill[1](x, y, z, wrap(value), value)
+            assert [int(found.view(np.uint32)[0]) for found in (x, y, z)] == [wanted] * 3

@@ -23,7 +23,7 @@ from tkc.errors import DeviceError, LaunchError
 from tkc.kernels.calls import Script
 from tkc.objects import own_dict
 from tkc.runtime import driver, handed, launch, launch_cache
-from tkc.runtime.fingerprint import SIZE, Parts
+from tkc.runtime.fingerprint import DICT, NAMES_OF_CLASSES, NAMES_OF_FUNCTIONS, SIZE, Parts
 from tkc.runtime.jit import JitFunction
 
 CODES = {"float32": (2, 32), "int32": (0, 32), "bfloat16": (4, 16)}
@@ -1026,11 +1026,35 @@ def test_machine_code_sees_what_a_class_gets_and_derives_from():
     def deriving() -> None:
         Own.__bases__ = (Another,)
 
+    def naming() -> None:
+        Own.__name__ = "Other"
+
+    def renaming() -> None:
+        getting.__name__ = "other"
+
+    def describing() -> None:
+        getting.__doc__ = "Other."
+
+    def replacing() -> None:
+        own.__dict__ = {"x": 2}
+
+    def replacing_of_a_number() -> None:
+        number.__dict__ = {"x": 2}
+
+    class Number(int): ...
+
+    own, number = Own(), Number(5)
+    own.x = number.x = 1
     if (methods := launch_cache._methods()) is None:
         pytest.skip("no machine code")
-    for change in (getting, deriving):
-        spaces = (Parts(Own), launch_cache.BASES), (Parts(own_dict(Own)), SIZE)
+    changes = getting, deriving, naming, renaming, describing, replacing, replacing_of_a_number
+    for change in changes:
+        spaces = [(Parts(Own), launch_cache.BASES), (Parts(own_dict(Own)), SIZE)]
+        spaces += [(Parts(Own), name) for name in NAMES_OF_CLASSES]
+        spaces += [(Parts(getting), name) for name in NAMES_OF_FUNCTIONS]
+        spaces += [(Parts(own), DICT), (Parts(number), DICT)]
         watched = tuple((space, name, space.get(name)) for space, name in spaces)
+        assert launch_cache._methods_for(watched) is not None
         cache = launch_cache.LaunchCache([(int, launch_cache.INT)], 1, (), watched, methods=methods)
         assert cache.key(5) is not None and cache.unchanged()
         change()

@@ -153,6 +153,7 @@ HOLDERS: dict[str, Holder] = {
             "{n}Derived.held = [{v}]",
             "{n}.y = {v}",
             "{n}.x = {v}",
+            "{n}.__dict__ = {n}.__dict__ | dict(x={v})",
             "{n} = {n}Derived()",
             "{n}T.plain = staticmethod(lambda v: v + {v})",
             "{n}T.method = lambda self, v: v - {v}",
@@ -278,7 +279,7 @@ HOLDERS: dict[str, Holder] = {
     "attribute of a function": Holder(
         "def {n}(v):\n    return v * {n}.factor\n\n\n{n}.factor = {v}",
         ("{n}(v)", "v * {n}.factor"),
-        ("{n}.factor = {v}",),
+        ("{n}.factor = {v}", "{n}.__dict__ = dict(factor={v})"),
     ),
     "code of a function": Holder(
         "def {n}(v):\n    return v * {v}",
@@ -293,6 +294,42 @@ HOLDERS: dict[str, Holder] = {
             "{n}.__defaults__ = ({v},)",
             "{n}.__kwdefaults__['d'] = {v}",
             "{n}.__kwdefaults__ = dict(d={v})",
+        ),
+    ),
+    "what is called how": Holder(
+        "def {n}(v):\n    'f{v}'\n    return v\n\n\nclass {n}T:\n    'c'\n\n\n"
+        "def {n}Handed(of, v):\n    return v * len(of.__name__)",
+        (
+            "v * len({n}.__name__)",
+            "v * len({n}.__qualname__)",
+            "v * len({n}.__doc__)",
+            "v * len({n}T.__name__)",
+            "v * len({n}T.__qualname__)",
+            "v * len({n}T.__doc__)",
+            "{n}Handed({n}T, v)",
+        ),
+        (
+            "{n}.__name__ = '{v}'",
+            "{n}.__qualname__ = 'q{v}'",
+            "{n}.__doc__ = 'd{v}'",
+            "{n}T.__name__ = 't{v}'",
+            "{n}T.__qualname__ = 'u{v}'",
+            "{n}T.__doc__ = 'e{v}'",
+        ),
+    ),
+    "abstract class": Holder(
+        "class {n}T:\n    pass\n\n\nclass {n}Base(abc.ABC):\n    pass\n\n\n"
+        "class {n}Derived({n}Base):\n    pass\n\n\n{n} = {n}T()",
+        (
+            "v + (2 if isinstance({n}, {n}Base) else 3)",
+            "v + (2 if issubclass({n}T, {n}Derived) else 3)",
+            "v + (2 if isinstance({n}, collections.abc.Sized) else 3)",
+        ),
+        (
+            "{n}Base.register({n}T)",
+            "{n}Derived.register({n}T)",
+            "collections.abc.Collection.register({n}T)",
+            "class {n}T:\n    pass\n\n\n{n} = {n}T()",
         ),
     ),
     "file": Holder(
@@ -364,6 +401,12 @@ HOLDERS: dict[str, Holder] = {
         ("v + (2 if isinstance({n}, bool) else 3 if isinstance({n}, int) else 4)",),
         ("{n} = {v}",),
     ),
+    "NaN": Holder(
+        "{n}, {n}Two = {v}, ({v}, {v})",
+        ("v * math.copysign(2, {n})", "v + struct.pack('>d', {n})[6]", "v - _sign({n}Two[0])"),
+        ("{n} = {v}", "{n}Two = ({v}, {v})"),
+        ("math.nan", "-math.nan", "struct.unpack('>d', bytes([127, 248, 0, 0, 0, 0, 32, 0]))[0]"),
+    ),
     "presence": Holder(
         "{n} = types.SimpleNamespace()",
         ("v + (2 if hasattr({n}, 'x') else 3)", "v * getattr({n}, 'x', 2)"),
@@ -381,21 +424,30 @@ HOLDERS: dict[str, Holder] = {
     ),
 }
 
-PREAMBLE = """import array
+PREAMBLE = """import abc
+import array
 import collections
+import collections.abc
 import ctypes
 import dataclasses
 import enum
 import functools
 import io
+import math
 import os
 import pathlib
+import struct
 import sys
 import types
 
 import numpy as np
 
 import tkc
+
+
+def _sign(number):
+    return math.copysign(1, number)
+
 
 """
 

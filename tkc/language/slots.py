@@ -43,7 +43,7 @@ from tkc.language.arrays import Array
 from tkc.language.dtypes import DType
 from tkc.language.tracer import fail, is_library
 from tkc.language.values import BINARY, COMPARISONS, Pointer, Value
-from tkc.objects import own_attributes, own_dict, slots_by_name
+from tkc.objects import own_attributes, own_dict, slots_by_name, text_of
 
 UNBOUND = type("Unbound", (), {"__repr__": lambda self: "<no value>"})()
 
@@ -337,7 +337,7 @@ def _spelled(told: Any, held: dict[int, Any]) -> object:
     def spell(x: Any) -> object:
         kind = type(x)
         if kind is float:
-            return kind, x.hex()
+            return kind, text_of(x)
         if kind in _EQUAL_CLASSES:
             return kind, x
         if id(x) in held:

@@ -65,6 +65,7 @@ from tkc.language.values import (
     unpack,
     wrap,
 )
+from tkc.objects import text_of
 
 MAX_OBJECTS = 200_000  # that a kernel may reach
 
@@ -271,7 +272,7 @@ def same(old: Any, new: Any) -> bool:
         return False
     match old:
         case float():
-            return old.hex() == new.hex()
+            return text_of(old) == text_of(new)
         case bool() | int() | str() | bytes() | frozenset():
             return old == new
         case tuple():

@@ -8,6 +8,7 @@ written down makes `Unstable`: the kernel is then compiled, not cached.
 
 from __future__ import annotations
 
+import abc
 import ast
 import builtins
 import dataclasses
@@ -29,7 +30,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tkc.objects import own_attributes, own_dict, slots_of
+from tkc.objects import own_attributes, own_dict, slots_of, text_of
 
 RUN_TIME = (
     "TKC_CACHE",
@@ -98,6 +99,10 @@ _texts: dict[int, tuple[type, bytes]] = {}
 
 
 SIZE = "len()"  # no name of an entry
+DICT = "__dict__"
+# what functions and classes are called, which no dictionary of theirs holds
+NAMES_OF_FUNCTIONS = ("__name__", "__qualname__", "__doc__", "__module__")
+NAMES_OF_CLASSES = ("__name__", "__qualname__")
 
 
 @cache
@@ -109,19 +114,22 @@ def _number(n: int) -> int:
 class Parts:
     """As a namespace: what a function is made of (`__code__`, `__defaults__`, `__kwdefaults__`; to
     reload a module in a running session may give a function those of its newer self), what a
-    variable of a closure holds (`cell_contents`), a class's `__bases__`, or how many entries a
-    dictionary has (`len()`): a name that is in it now has another value where it is bound anew.
+    variable of a closure holds (`cell_contents`), a class's `__bases__`, what either is called, the
+    dictionary of an object's attributes (`__dict__`), or how many entries a dictionary has
+    (`len()`): a name that is in it now has another value where it is bound anew.
     """
 
     __slots__ = ("owner",)
 
-    def __init__(self, owner: types.FunctionType | types.CellType | type | dict):
+    def __init__(self, owner: Any):
         self.owner = owner
 
     def get(self, name: str) -> Any:
         """The part; None of a variable that was deleted."""
         if isinstance(self.owner, dict):
             return _number(len(self.owner))
+        if name == DICT:
+            return own_dict(self.owner)
         try:
             return getattr(self.owner, name)
         except ValueError:
@@ -220,6 +228,18 @@ class Fingerprint:
             self._places.add(place)
             self.watched.append((space, name, value))
 
+    def _watch_attribute(self, owner: object, name: str, value: object) -> None:
+        """Has an attribute that an object holds itself compared from now on."""
+        self._watch_dict(owner)
+        self._watch(own_dict(owner), name, value)
+
+    def _watch_dict(self, owner: object) -> None:
+        """Has it compared which dictionary holds an object's attributes; a class and a module have
+        the same one for good.
+        """
+        if not isinstance(owner, (type, types.ModuleType)):
+            self._watch(Parts(owner), DICT, own_dict(owner))
+
     def _watch_entries(self, space: dict) -> None:
         """Has all that a dictionary holds compared from now on."""
         for name, value in [*space.items()]:
@@ -305,7 +325,7 @@ class Fingerprint:
         space = vars(fn)
         for name, attribute, *_ in sorted(chains):
             if attribute in space:
-                self._watch(space, attribute, space[attribute])
+                self._watch_attribute(fn, attribute, space[attribute])
                 self._value(f"value {path}{name}.{attribute}", space[attribute])
 
     def _attributes(self, label: str, root: object, chains: set[tuple[str, ...]]) -> None:
@@ -316,7 +336,7 @@ class Fingerprint:
                 space = own_dict(value)
                 owner, value = value, getattr(value, attribute, None)
                 if space.get(attribute) is value:
-                    self._watch(space, attribute, value)
+                    self._watch_attribute(owner, attribute, value)
                     self._watch_finding(type(owner), attribute)
                 elif not isinstance(value, types.MethodType):  # a property, a slot, inherited
                     self._value(f"object {label}", owner)
@@ -356,7 +376,7 @@ class Fingerprint:
         while found := self._not_followed():
             for holder, name in found:
                 self._followed.add((id(holder), name))
-                self._member(holder, name, vars(holder)[name])
+                self._member(holder, name)
         if self._reaches_paths and not self._named.isdisjoint(READS_OF_PATHS):
             self._value("files", _EMPTY)  # has no spelling
 
@@ -366,7 +386,7 @@ class Fingerprint:
         return [
             (holder, name)
             for holder in holders
-            for name in vars(holder)
+            for name in (*vars(holder), *_names_of(holder))
             if self._is_named(name) and (id(holder), name) not in self._followed
         ]
 
@@ -376,17 +396,23 @@ class Fingerprint:
             name in self._texts and not self._named.isdisjoint(FINDS_BY_TEXT)
         )
 
-    def _member(self, cls: type | types.FunctionType, name: str, member: object) -> None:
+    def _member(self, cls: type | types.FunctionType, name: str) -> None:
         """What a class holds under a name: a function, what computes an attribute, or a value; what
-        was given to a function under one.
+        was given to a function under one; what either is called.
         """
+        label, held = f"member {cls.__qualname__}.{name}", vars(cls)
+        if name not in held:
+            self._value(label, getattr(cls, name))
+            self._watch(Parts(cls), name, getattr(cls, name))
+            return
+        member = held[name]
         if isinstance(member, (types.MemberDescriptorType, types.GetSetDescriptorType)):
             return  # a slot, whose value the object has
         if (function := _getter(member) or _method(member)) is not None:
             self._function("", function)
         else:
-            self._value(f"member {cls.__qualname__}.{name}", member)
-        self._watch(own_dict(cls), name, member)
+            self._value(label, member)
+        self._watch_attribute(cls, name, member)
 
     def _value(self, label: str, value) -> None:
         try:
@@ -470,10 +496,12 @@ class Fingerprint:
             return self.spell(getattr(value.owner, value.attribute, None))
         if kind is str and value.isidentifier():
             self._texts.add(value)
-        if value is None or kind in (bool, int, str, bytes, complex, type(Ellipsis), range, slice):
+        if value is None or kind in (bool, int, str, bytes, type(Ellipsis), range, slice):
             return f"{kind.__name__} {value!r}".encode()
         if kind is float:
-            return f"float {value.hex()}".encode()
+            return f"float {text_of(value)}".encode()
+        if kind is complex:
+            return f"complex {text_of(value.real)} {text_of(value.imag)}".encode()
         if kind is tuple:
             return _join(kind.__name__, map(self.spell, value))
         if kind in (set, frozenset):
@@ -510,6 +538,7 @@ class Fingerprint:
             return f"module {value.__name__} {getattr(value, '__version__', '')}".encode()
         if kind is functools.partial:
             self._watch_entries(value.keywords)
+            self._watch_dict(value)
             self._watch_entries(vars(value))
             parts = value.func, value.args, value.keywords, vars(value)
             return _join("partial", map(self.spell, parts))
@@ -530,6 +559,7 @@ class Fingerprint:
         if id(value) in self._inside:
             return name
         self._register(kind)
+        self._watch_dict(value)
         self._watch_entries(own_dict(value))
         self._inside.append(id(value))
         try:
@@ -594,8 +624,9 @@ class Fingerprint:
             self._inside.pop()
 
     def _class(self, cls: type) -> bytes:
-        number = self._number_among_alike(cls)
-        name = f"class {cls.__module__}.{cls.__qualname__} {number or ''}"
+        name = f"class {self._name_among_alike(cls)}"
+        if isinstance(cls, abc.ABCMeta):
+            name += f" or {sorted(map(self._name_among_alike, _registered(cls)))}"
         if cls.__module__ == "builtins" or _is_ours(cls):
             return name.encode()
         if _of_library(cls.__module__):
@@ -626,14 +657,15 @@ class Fingerprint:
                 self._watch(own_dict(cls), name, vars(cls)[name])
         return [_reading(f.__code__).text + self.spell(_numbers_of(f)) for _, f in methods]
 
-    def _number_among_alike(self, cls: type) -> int:
-        """How many other classes of the same name were read before: a class that is made again is
-        not the one whose objects are still there.
+    def _name_among_alike(self, cls: type) -> str:
+        """A class's name, and how many other classes of this name were read before: a class that is
+        made again is not the one whose objects are still there.
         """
         alike = self._alike.setdefault((cls.__module__, cls.__qualname__), [])
         if not any(known is cls for known in alike):
             alike.append(cls)
-        return next(i for i, known in enumerate(alike) if known is cls)
+        number = next(i for i, known in enumerate(alike) if known is cls)
+        return f"{cls.__module__}.{cls.__qualname__} {number or ''}"
 
     def _register(self, cls: type) -> None:
         """Has the members of a class of users, and of its bases, followed."""
@@ -662,6 +694,22 @@ class _Found:
 def _of_users(cls: type) -> list[type]:
     """A class and those behind it that are neither tkc's nor a library's."""
     return [base for base in cls.__mro__ if not (_is_ours(base) or _of_library(base.__module__))]
+
+
+def _names_of(holder: type | types.FunctionType) -> tuple[str, ...]:
+    """Under which names a class or a function says what it is called."""
+    return NAMES_OF_CLASSES if isinstance(holder, type) else NAMES_OF_FUNCTIONS
+
+
+def _registered(cls: abc.ABCMeta) -> set[type]:
+    """The classes that were registered as derived from an abstract one, or from one that derives
+    from it: what is an instance of these is one of it.
+    """
+    classes: list[Any] = [cls]
+    for known in classes:
+        classes += (found for found in type.__subclasses__(known) if found not in classes)
+    held = [abc._get_dump(c)[0] for c in classes if isinstance(c, abc.ABCMeta)]  # type: ignore[attr-defined]
+    return {found for references in held for r in references if (found := r()) is not None}
 
 
 def _identity(held: object) -> Any:
@@ -710,8 +758,9 @@ def _lasting(value: Any, inside: tuple[int, ...] = ()) -> bool:
         return not _is_bound(value)
     if isinstance(value, types.ModuleType):
         return _is_ours(value) or _of_library(value.__name__)
-    if isinstance(value, type):  # of those of libraries only the name counts
-        return value.__module__ == "builtins" or _is_ours(value) or _of_library(value.__module__)
+    if isinstance(value, type):  # of those of libraries only the name counts, and who registered
+        named = value.__module__ == "builtins" or _is_ours(value) or _of_library(value.__module__)
+        return named and not isinstance(value, abc.ABCMeta)
     if (held := _held_for_good(value, kind)) is None:
         return not dataclasses.is_dataclass(value) and _is_constant(value)
     within = (*inside, id(value))

@@ -49,9 +49,19 @@ from typing import Any, NamedTuple
 
 from tkc.errors import Error
 from tkc.ir.interface import Parameter
+from tkc.objects import text_of
 from tkc.runtime import driver
 from tkc.runtime.arrays import describe
-from tkc.runtime.fingerprint import DEEPEST_OBJECT, SIZE, Parts, Unstable, contents
+from tkc.runtime.fingerprint import (
+    DEEPEST_OBJECT,
+    DICT,
+    NAMES_OF_CLASSES,
+    NAMES_OF_FUNCTIONS,
+    SIZE,
+    Parts,
+    Unstable,
+    contents,
+)
 from tkc.runtime.handed import handing, watch_handing, watch_tables
 from tkc.runtime.kernel import CallLauncher, Kernel, Watch
 from tkc.runtime.launch import Launch, Packed
@@ -75,8 +85,8 @@ SIMPLE = frozenset({bool, int, str, bytes, type(None), FunctionType})
 
 # what others differ in beside that
 TOLD_APART: dict[type, Callable[[Any], Any]] = {
-    float: float.hex,
-    complex: lambda z: (z.real.hex(), z.imag.hex()),
+    float: text_of,
+    complex: lambda z: (text_of(z.real), text_of(z.imag)),
     range: lambda r: (r.start, r.stop, r.step),
 }
 
@@ -135,6 +145,10 @@ _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 )
 _builtin = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
     ("PyCFunction_NewEx", ctypes.pythonapi)
+)
+# where CPython keeps the dictionary of an object's attributes
+_dict_slot = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(
+    ("_PyObject_GetDictPtr", ctypes.pythonapi)
 )
 _loaded: list = []  # libraries in memory, for as long as the process lives
 
@@ -314,29 +328,42 @@ def _one_exchange(kinds: Sequence[tuple[type, int]], tensor: int = TENSOR) -> Ex
 
 def _methods_for(watched: Sequence[Watch]) -> tuple[_Method, ...] | None:
     """The methods, where machine code can compare what is watched."""
-    spaces = {type(space) for space, *_ in watched}
-    if Parts in spaces and _places_of_parts() is None:
+    spaces = [space for space, *_ in watched]
+    if not all(isinstance(space, (dict, Parts)) for space in spaces):
         return None
-    return _methods() if spaces <= {dict, Parts} else None
+    parts = [(space.owner, name) for space, name, _ in watched if isinstance(space, Parts)]
+    return _methods() if all(_place(*part) is not None for part in parts) else None
+
+
+def _place(owner: Any, name: str) -> int | None:
+    """Where an object holds a part, in bytes from its address; None where that is not known."""
+    if name != DICT:
+        return _places_of_parts().get((type if isinstance(owner, type) else type(owner), name))
+    address = _dict_slot(owner)
+    return None if address is None else address - id(owner)
 
 
 @cache
-def _places_of_parts() -> dict[str, int] | None:
+def _places_of_parts() -> dict[tuple[type, str], int]:
     """Where CPython's functions, cells, classes and dictionaries hold what may be replaced, in
-    bytes; None where it is not found.
+    bytes, as far as it is found.
     """
 
-    def sample(_: int = 0, *, _named: int = 0) -> None: ...
+    def sample(_: int = 0, *, _named: int = 0) -> None:
+        """A text of its own."""
 
     class Sample: ...
 
-    owners = (sample, FUNCTION_PARTS), (CellType(object()), (CONTENTS,)), (Sample, (BASES,))
-    found = {n: _places(o, id(getattr(o, n))) for o, names in owners for n in names}
-    found[SIZE] = _places(dict.fromkeys(range(997)), 997)
-    found[SIZE] &= _places(dict.fromkeys(range(1009)), 1009)
-    if any(len(places) != 1 for places in found.values()):
-        return None
-    return {name: places.pop() for name, places in found.items()}
+    owners: tuple[tuple[Any, tuple[str, ...]], ...] = (
+        (sample, (*FUNCTION_PARTS, *NAMES_OF_FUNCTIONS)),
+        (CellType(object()), (CONTENTS,)),
+        (Sample, (BASES, *NAMES_OF_CLASSES)),
+    )
+    found: dict[tuple[type, str], set[int]]
+    found = {(type(o), n): _places(o, id(getattr(o, n))) for o, names in owners for n in names}
+    found[dict, SIZE] = _places(dict.fromkeys(range(997)), 997)
+    found[dict, SIZE] &= _places(dict.fromkeys(range(1009)), 1009)
+    return {part: places.pop() for part, places in found.items() if len(places) == 1}
 
 
 def _places(owner: object, word: int) -> set[int]:
@@ -351,10 +378,10 @@ def _watched_words(space: Any, name: str, value: object) -> tuple[int, int, int]
     of a part, 0 and the part: an object's address, or a number.
     """
     if isinstance(space, Parts):
-        places = _places_of_parts()
-        assert places is not None  # `_methods_for` has asked
+        place = _place(space.owner, name)
+        assert place is not None  # `_methods_for` has asked
         word = value if name == SIZE and isinstance(value, int) else id(value)
-        return id(space.owner) + places[name], 0, word
+        return id(space.owner) + place, 0, word
     return id(space), id(name), id(value)
 
 
@@ -405,7 +432,7 @@ def _key_parts(named: Sequence[tuple[str, Any]], runtime: set[str]) -> list[str]
             parts += [f"{x}.{part}" for part in ("ctypes.data", "shape", "strides", "dtype")]
             parts.append(f"{x}.flags.writeable")
         elif isinstance(v, float):
-            parts.append(f"{x} or str({x})")  # 0.0 and -0.0
+            parts.append(f"_text_of({x})")  # 0.0 and -0.0
         elif isinstance(v, (int, bool, str, type(None), Peers)):
             parts.append(x)
         else:
@@ -425,7 +452,7 @@ def _written_in_python(
     by_name = "".join(f"        x{positional + i} = named[{n!r}]\n" for i, n in enumerate(names))
     types = "".join(f" or _type(x{i}) is not _t{i}" for i in range(len(kinds)))
     space: dict[str, Any] = {f"_t{i}": t for i, (t, _) in enumerate(kinds)}
-    space |= {"_type": type, "_kinds": types_of, "_watched": watched}
+    space |= {"_type": type, "_kinds": types_of, "_text_of": text_of, "_watched": watched}
     exec(
         f"""def key(*given, **named):
     try:

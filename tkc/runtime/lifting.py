@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from tkc.errors import LaunchError
+from tkc.objects import text_of
 from tkc.runtime.arrays import is_array
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def _plain(value: Any) -> bool:
 def _key(value: Any, seen: dict[int, int]) -> Any:
     """What makes a value equal to another, by content."""
     if isinstance(value, float):
-        return "float", value.hex()
+        return "float", text_of(value)
     if value is None or isinstance(value, (bool, int, str, bytes, Slot)):
         return type(value), value
     if isinstance(value, _Same):
