@@ -57,6 +57,24 @@ def test_what_fingerprints_missed_is_found(name, monkeypatch):
     assert any(check(program(seed)).faults for seed in range(8 * PROGRAMS))
 
 
+# what was missed -> (words of programs that change it, what the fingerprints did before)
+MISSED = {
+    "which dictionary holds attributes": (".__dict__ = ", "Fingerprint._watch_dict", lambda *_: 0),
+    "what functions and classes are called": ("__qualname__ = ", "_names_of", lambda holder: ()),
+    "what is registered": (".register(", "_registered", lambda cls: set()),
+    "signs of NaNs": ("-math.nan", "text_of", float.hex),
+}
+
+
+@pytest.mark.parametrize("name", MISSED)
+def test_what_was_missed_of_objects_is_found(name, monkeypatch):
+    words, of, before = MISSED[name]
+    programs = [p for p in map(program, range(60 * PROGRAMS)) if words in str(p)]
+    assert not any(check(p).faults for p in programs[:PROGRAMS])
+    monkeypatch.setattr(f"tkc.runtime.fingerprint.{of}", before)
+    assert any(check(p).faults for p in programs)
+
+
 def test_files_that_were_missed_are_found(monkeypatch):
     """What a function gave was taken to stay where it holds nothing itself."""
     monkeypatch.setattr(fingerprint, "READS_OF_PATHS", frozenset())

@@ -380,7 +380,7 @@ def test_the_toolchain_counts(monkeypatch):
     k = _kernel(1)
     s = _arguments(k, "f32[4]")
     first = k._key(s, "sm_80")
-    monkeypatch.setattr(fingerprint, "toolchain", lambda: (("tkc", b"another"),))
+    monkeypatch.setattr("tkc.runtime.jit.toolchain", lambda: (("tkc", b"another"),))
     assert k._key(s, "sm_80") != first
 
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from tkc.fuzz.campaign import CAMPAIGNS, Campaign, State, fuzz
 from tkc.fuzz.campaign import Progress as CampaignProgress
 from tkc.fuzz.grammar import POLICIES, Kernel
-from tkc.runtime.fingerprint import package_hash
+from tkc.runtime.toolchain import package_hash
 
 if TYPE_CHECKING:
     from tkc.fuzz.check import Failure

@@ -52,7 +52,9 @@ from tkc.runtime.jit import JitFunction, Launchable, Launcher, normalized, targe
 from tkc.runtime.kernel import Watch
 from tkc.runtime.launch_cache import types_of
 from tkc.runtime.peers import PeersInfo
+from tkc.runtime.source_files import sources
 from tkc.runtime.specialize import OPTIONS, Constant, Specialization, argument
+from tkc.runtime.toolchain import digest, environment, host_cpu, package_hash, toolchain
 from tkc.runtime.tuning import (
     Candidate,
     Choice,
@@ -376,15 +378,14 @@ class Autotuned(Launchable):
         """
         found = fingerprint.Fingerprint(self.kernel.fn)
         made_by = [
-            fingerprint.sources(x) if callable(x) else repr(x).encode()
-            for x in (self._configs, self.key)
+            sources(x) if callable(x) else repr(x).encode() for x in (self._configs, self.key)
         ]
         of_grid = fingerprint.Fingerprint()
         if callable(grid):
             of_grid.read("grid", grid)
         if found.unstable or of_grid.unstable or None in made_by:
             return None
-        return fingerprint.digest(
+        return digest(
             [
                 ("autotune", b"measured" if measure else b"model"),
                 *found.fields,
@@ -394,8 +395,8 @@ class Autotuned(Launchable):
                 ("limit", str(self.limit).encode()),
                 *(("made by", text) for text in made_by if text is not None),
                 *of_grid.fields,
-                *fingerprint.toolchain(),
-                *fingerprint.environment(),
+                *toolchain(),
+                *environment(),
             ]
         )
 
@@ -635,8 +636,8 @@ class Autotuned(Launchable):
     def _meaning(self, s: Specialization) -> str | None:
         """What compiled code is of, on whichever machine; None where that has no spelling."""
         meaning = self.kernel.meaning(s)
-        made_by = ("tkc", fingerprint.package_hash().encode())
-        return None if meaning is None else fingerprint.digest([*meaning, made_by])
+        made_by = ("tkc", package_hash().encode())
+        return None if meaning is None else digest([*meaning, made_by])
 
     def measure(self, path: str | Path, *args: Any, grid: Any, **kwargs: Any) -> Choice:
         """Measures the candidates that `assemble` wrote, on these arguments, and remembers the
@@ -820,11 +821,7 @@ def _device(infos: Sequence, target: str) -> str:
         from tkc.runtime import driver
 
         return driver.name(number)
-    return (
-        target
-        if target != "cpu"
-        else f"cpu {fingerprint.digest([('cpu', fingerprint.host_cpu())])[:12]}"
-    )
+    return target if target != "cpu" else f"cpu {digest([('cpu', host_cpu())])[:12]}"
 
 
 def _as_configs(configs: Iterable[Config | dict]) -> list[Config]:

@@ -1,9 +1,8 @@
-"""What a kernel's code depends on, as bytes: its source, its helpers', every outside value they
-use, and tkc itself.
+"""What a kernel's code depends on, as fields (toolchain.py): its source, its helpers' (reading.py),
+and every outside value they use.
 
-A field is a label and bytes; `digest` hashes fields with their lengths, so that no two lists of
-fields run together. Comments, file names and hash seeds do not count. A value that cannot be
-written down makes `Unstable`: the kernel is then compiled, not cached.
+Comments, file names and hash seeds do not count. A value that cannot be written down makes
+`Unstable`: the kernel is then compiled, not cached.
 """
 
 from __future__ import annotations
@@ -12,16 +11,13 @@ import abc
 import ast
 import builtins
 import dataclasses
-import dis
 import enum
 import functools
 import gc
-import hashlib
 import importlib.util
 import inspect
 import operator
 import os
-import re
 import sys
 import textwrap
 import types
@@ -31,30 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from tkc.objects import own_attributes, own_dict, slots_of, text_of
-
-RUN_TIME = (
-    "TKC_CACHE",
-    "TKC_CACHE_DIR",
-    "TKC_DEBUG",
-    "TKC_DUMP",
-    "TKC_INTERPRET",
-    "TKC_SIM",
-    "TKC_TARGET",
-    "TKC_VALIDATE",
-)  # variables that no compilation reads
+from tkc.runtime.reading import Imported, Reading, reading_of
 
 
 class Unstable(Exception):
     """A value that the compiled code may depend on and that has no stable spelling."""
-
-
-def digest(fields: Iterable[tuple[str, bytes]]) -> str:
-    h = hashlib.sha256()
-    for label, data in fields:
-        for part in (label.encode(), data):
-            h.update(len(part).to_bytes(8, "little"))
-            h.update(part)
-    return h.hexdigest()
 
 
 # what is read through these has no name that could be looked at
@@ -185,7 +162,7 @@ class Fingerprint:
         number = self._seen[mark] = len(self._seen)
         self._read.append(fn)
         self._watch_parts(fn)
-        reading = _reading(fn.__code__)
+        reading = reading_of(fn.__code__)
         self._named |= reading.named
         if not reading.named.isdisjoint(KINDS):
             self._named |= CALLED
@@ -281,7 +258,7 @@ class Fingerprint:
             find = sys.modules.__getitem__
         try:
             name = importlib.util.resolve_name(of.module, fn.__globals__.get("__package__"))
-            if _is_ours_by_name(name):
+            if is_ours_by_name(name):
                 return
             module = find(name)
             value: Any = module
@@ -363,7 +340,7 @@ class Fingerprint:
 
     def argument(self, function: Callable[..., Any], name: str, value: object) -> None:
         """Records what a function reads of a value that is passed to it under a name."""
-        self._outside("", name, value, *_reading(function.__code__).of(name))
+        self._outside("", name, value, *reading_of(function.__code__).of(name))
         self._follow()
 
     def read(self, label: str, value: object) -> None:
@@ -655,7 +632,7 @@ class Fingerprint:
             if _is_of_operator(name):
                 self._function("", f)
                 self._watch(own_dict(cls), name, vars(cls)[name])
-        return [_reading(f.__code__).text + self.spell(_numbers_of(f)) for _, f in methods]
+        return [reading_of(f.__code__).text + self.spell(_numbers_of(f)) for _, f in methods]
 
     def _name_among_alike(self, cls: type) -> str:
         """A class's name, and how many other classes of this name were read before: a class that is
@@ -790,7 +767,7 @@ def _read_of(value: Any, kind: type) -> tuple | None:
     """What kernels read of a value of tkc that holds what is its users' (a lifted function); None
     of others.
     """
-    ours = _is_ours_by_name(kind.__module__) and hasattr(kind, "read_by_kernels")
+    ours = is_ours_by_name(kind.__module__) and hasattr(kind, "read_by_kernels")
     return value.read_by_kernels if ours else None
 
 
@@ -938,12 +915,12 @@ def _is_ours(value) -> bool:
     )
     if module == "tkc" or not isinstance(module, str):
         return module == "tkc"
-    return _is_ours_by_name(module) and not _is_kernel(value)
+    return is_ours_by_name(module) and not _is_kernel(value)
 
 
 def _is_kernel(value: object) -> bool:
     """Whether a value is an object of tkc that wraps a function of users (tkc.jit)."""
-    return _is_ours_by_name(type(value).__module__) and isinstance(
+    return is_ours_by_name(type(value).__module__) and isinstance(
         own_dict(value).get("fn"), types.FunctionType
     )
 
@@ -952,314 +929,6 @@ def _is_module_of_ours(value: object) -> bool:
     return isinstance(value, types.ModuleType) and _is_ours(value)
 
 
-def _is_ours_by_name(module: str) -> bool:
+def is_ours_by_name(module: str) -> bool:
     """Whether a module is tkc itself, whose kernels are written like users' own."""
     return f"{module}.".startswith("tkc.") and not module.startswith("tkc.kernels")
-
-
-@dataclasses.dataclass(frozen=True)
-class Imported:
-    """A name that a function imports. module: with its dots; attribute: of `from module import
-    attribute`; renamed: whether `import a.b` has a name of its own, which `a` has otherwise.
-    """
-
-    name: str
-    module: str
-    attribute: str | None = None
-    renamed: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Reading:
-    """What a function reads, and its text: names from outside of it, attribute chains
-    (("math", "pi")), the names that it reads otherwise too, its source without comments, doc
-    strings and places, the names by which it may read attributes, the functions that it calls with
-    nothing, and what it imports.
-    """
-
-    names: frozenset[str]
-    chains: frozenset[tuple[str, ...]]
-    bare: frozenset[str]
-    text: bytes
-    named: frozenset[str]
-    asked: frozenset[str] = frozenset()
-    imports: tuple[Imported, ...] = ()
-
-    def of(self, name: str) -> tuple[set[tuple[str, ...]], bool]:
-        """The chains that begin with a name, and whether it is read through these alone."""
-        return {c for c in self.chains if c[0] == name}, name not in self.bare
-
-
-@cache
-def _reading(code: types.CodeType) -> Reading:
-    """What a function reads of what lies outside of it."""
-    from tkc.language.syntax_trees import definition_of
-
-    codes = [code]
-    for c in codes:
-        codes += [k for k in c.co_consts if isinstance(k, types.CodeType)]
-    names = frozenset(n for c in codes for n in _outside_names(c)) | frozenset(code.co_freevars)
-    tree: ast.AST | None = None if code.co_name == "<lambda>" else definition_of(code)
-    if tree is None:
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
-        except (OSError, TypeError, SyntaxError):  # no source: the byte code stands for it
-            chains_read = frozenset((n, a) for c in codes for n in names for a in c.co_names)
-            return Reading(names, chains_read, names, _byte_code(codes), _attribute_names(codes))
-    chains, bare = _chains_and_bare_names(tree)
-    text = _spelled(tree, without_decorators=True).encode()
-    if code.co_name == "<lambda>":  # its source is the whole statement, which may hold several
-        text += _byte_code(codes)
-    return Reading(names, chains, bare, text, _attribute_names(codes), _asked(tree), _imports(tree))
-
-
-def _attribute_names(codes: list[types.CodeType]) -> frozenset[str]:
-    """The names by which code may read attributes: those that it names, and its texts, by which
-    `getattr` may.
-    """
-    texts = (k for c in codes for k in c.co_consts if isinstance(k, str) and k.isidentifier())
-    return frozenset(texts).union(*(c.co_names for c in codes))
-
-
-def _asked(tree: ast.AST) -> frozenset[str]:
-    """The last names of functions that are called with nothing: what they give is not a matter of
-    their arguments.
-    """
-    from tkc.language.syntax_trees import walk
-
-    calls = (n.func for n in walk(tree) if isinstance(n, ast.Call) and not (n.args or n.keywords))
-    found = (getattr(f, "attr", None) or getattr(f, "id", None) for f in calls)
-    return frozenset(name for name in found if name)
-
-
-def _imports(tree: ast.AST) -> tuple[Imported, ...]:
-    """What a function imports itself."""
-    from tkc.language.syntax_trees import walk
-
-    found: list[Imported] = []
-    for node in walk(tree):
-        if isinstance(node, ast.Import):
-            found += [
-                Imported(a.asname or a.name.partition(".")[0], a.name, renamed=bool(a.asname))
-                for a in node.names
-            ]
-        elif isinstance(node, ast.ImportFrom):
-            module = "." * node.level + (node.module or "")
-            found += [Imported(a.asname or a.name, module, a.name) for a in node.names]
-    return tuple(found)
-
-
-_GLOBAL, _NAME = dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_NAME"]
-_GLOBAL_FLAGS = sys.version_info >= (3, 11)  # its argument has another bit
-
-
-def _outside_names(code: types.CodeType) -> list[str]:
-    """The names that a function reads from outside of it, as dis.get_instructions finds them."""
-    found, extended, words = [], 0, code.co_code
-    for op, low in zip(words[::2], words[1::2], strict=True):
-        argument = extended | low
-        if op == _GLOBAL:
-            found.append(code.co_names[argument >> _GLOBAL_FLAGS])
-        elif op == _NAME:
-            found.append(code.co_names[argument])
-        extended = argument << 8 if op == dis.EXTENDED_ARG else 0
-    return found
-
-
-def _chains_and_bare_names(
-    tree: ast.AST,
-) -> tuple[frozenset[tuple[str, ...]], frozenset[str]]:
-    """The attribute chains of names, and the names that are read without an attribute too."""
-    from tkc.language.syntax_trees import walk
-
-    nodes = walk(tree)
-    chains, roots = set(), set()
-    within = {n.value for n in nodes if isinstance(n, ast.Attribute)}
-    for node in nodes:
-        if not isinstance(node, ast.Attribute) or node in within:  # a part of a longer chain
-            continue
-        chain: list[str] = []
-        root: ast.AST = node
-        while isinstance(root, ast.Attribute):
-            chain.append(root.attr)
-            root = root.value
-        if isinstance(root, ast.Name):
-            chains.add((root.id, *reversed(chain)))
-            roots.add(root)
-    loads = (n for n in nodes if isinstance(n, ast.Name) and n not in roots)
-    return frozenset(chains), frozenset(n.id for n in loads)
-
-
-def _spelled(node: Any, without_decorators: bool = False) -> str:
-    """A syntax tree as text, as ast.dump gives it, without places, doc strings and the decorators
-    of the function that it is of.
-    """
-    if isinstance(node, list):
-        return f"[{','.join(map(_spelled, node))}]"
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    held = {name: getattr(node, name, None) for name in node._fields}
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        if ast.get_docstring(node, False) is not None:
-            held["body"] = node.body[1:]
-        if without_decorators:
-            held["decorator_list"] = []
-    elif isinstance(node, ast.Module):
-        first, *others = node.body
-        return f"[{_spelled(first, True)},{_spelled(others)}]"
-    fields = ",".join([f"{name}={_spelled(value)}" for name, value in held.items()])
-    return f"{type(node).__name__}({fields})"
-
-
-def _byte_code(codes: list[types.CodeType]) -> bytes:
-    """What functions do, without their places in the source."""
-
-    def plain(k: object) -> object:
-        return k.co_name if isinstance(k, types.CodeType) else k
-
-    return repr(
-        [(c.co_code, [plain(k) for k in c.co_consts], c.co_names, c.co_varnames) for c in codes]
-    ).encode()
-
-
-# --------------------------------------------------------------------------------------------------
-@cache
-def toolchain() -> tuple[tuple[str, bytes], ...]:
-    """tkc's own content and the versions of what it stands on; nothing is imported for it."""
-    from tkc.devices import own_files
-
-    fields = [
-        ("tkc", package_hash().encode()),
-        ("python", sys.version.encode()),
-        *((p.name, p.read_bytes()) for p in own_files()),
-    ]
-    for name in ("xdsl", "llvmlite"):
-        spec = importlib.util.find_spec(name)
-        places = spec and spec.submodule_search_locations
-        folder = Path(next(iter(places))).parent if places else None
-        fields.append(
-            (
-                name,
-                (
-                    ",".join(
-                        sorted(p for p in os.listdir(folder) if p.startswith(f"{name}-"))
-                    ).encode()
-                    if folder
-                    else b"absent"
-                ),
-            )
-        )
-    return tuple(fields)
-
-
-def sources(function: Callable[..., Any]) -> bytes | None:
-    """What decides what an ordinary function gives: its file and all that it imports, but for tkc
-    itself and libraries, with its defaults and what it encloses. None where that has no spelling.
-    """
-    try:
-        found = Fingerprint().spell(
-            [function.__defaults__, function.__kwdefaults__, _enclosed(function)]
-        )
-        files = _files(Path(inspect.getfile(function)), function.__module__)
-    except (AttributeError, ImportError, OSError, TypeError, Unstable, ValueError):
-        return None
-    return found + digest(files).encode()
-
-
-def _enclosed(function: Callable[..., Any]) -> list[object]:
-    """What the cells of a closure hold, of those that were assigned."""
-    cells = getattr(function, "__closure__", None) or ()
-    return [cell.cell_contents for cell in cells if cell != types.CellType()]
-
-
-def _files(path: Path, module: str) -> list[tuple[str, bytes]]:
-    """The files that a module's file reaches by its imports, by name, its own first."""
-    texts, waiting = {module: path.read_bytes()}, [(module, path)]
-    while waiting:
-        name, path = waiting.pop()
-        is_package = path.name == "__init__.py"
-        package = name if is_package else name.rpartition(".")[0]
-        for imported in _imported(texts[name], package):
-            if imported not in texts and (found := _file_of_users(imported)):
-                texts[imported] = found.read_bytes()
-                waiting.append((imported, found))
-    return sorted(texts.items())
-
-
-# an import, whose names may stand on several lines; parsing a file would take longer than a choice
-IMPORT = re.compile(
-    rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+)?import\b[ \t]*"
-    rb"(\([^)]*\)|[^\n#]*(?<=\\)\n[^\n#]*|[^\n#]*)",
-    re.MULTILINE,
-)
-
-
-@cache
-def _imported(text: bytes, package: str) -> tuple[str, ...]:
-    """Names that a file's imports may find modules under, wherever they stand in it."""
-    names: list[str] = []
-    for origin, listed in IMPORT.findall(text):
-        words = [part.split()[:1] for part in re.sub(rb"[()\\]|#.*", b"", listed).split(b",")]
-        found = [word.decode() for first in words for word in first]
-        if origin:
-            base = origin.decode()
-            base = importlib.util.resolve_name(base, package) if base[0] == "." else base
-            found = [base, *(f"{base}.{name}" for name in found)]
-        names += found
-    return tuple(dict.fromkeys(names))
-
-
-@cache
-def _file_of_users(module: str) -> Path | None:
-    """The file of a module that is neither a library's nor of those that `toolchain` has."""
-    if _is_ours_by_name(module) or module.split(".")[0] in sys.stdlib_module_names:
-        return None
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, AttributeError, ValueError):
-        return None
-    if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-        return None
-    return None if "site-packages" in spec.origin else Path(spec.origin)
-
-
-# folders of tkc that only call the compiler
-OF_CALLERS = ("tools", "kernels")
-
-
-@cache
-def package_hash() -> str:
-    """Of every source file of tkc that can change what is compiled."""
-    root = Path(__file__).resolve().parent.parent
-    files = sorted(
-        [
-            *(p for p in root.rglob("*.py") if p.relative_to(root).parts[0] not in OF_CALLERS),
-            *(root / "devices").glob("*.json"),
-        ]
-    )
-    return digest((str(p.relative_to(root)), p.read_bytes()) for p in files)
-
-
-def environment() -> list[tuple[str, bytes]]:
-    """The TKC_* variables that a compilation may read."""
-    return [
-        (k, v.encode())
-        for k, v in sorted(os.environ.items())
-        if k.startswith("TKC_") and k not in RUN_TIME
-    ]
-
-
-@cache
-def host_cpu() -> bytes:
-    """The processor that CPU objects are made for."""
-    import platform
-
-    try:
-        lines = [
-            line
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith(("flags", "Features", "model name"))
-        ]
-    except OSError:
-        lines = []
-    return "\n".join([platform.machine(), platform.processor(), *sorted(set(lines))]).encode()

@@ -40,6 +40,7 @@ from tkc.runtime.specialize import (
     who_is_lost,
 )
 from tkc.runtime.specialize import given as given_at_run_time
+from tkc.runtime.toolchain import digest, environment, host_cpu, toolchain
 from tkc.runtime.tracebacks import hide_own_frames, hides_own_frames
 
 if TYPE_CHECKING:
@@ -416,14 +417,14 @@ class JitFunction(Launchable):
         """The name of the entry in the disk cache; None if it has none."""
         if (meaning := self.meaning(s)) is None:
             return None
-        host = [("host", fingerprint.host_cpu())] if target == "cpu" else []
-        return fingerprint.digest(
+        host = [("host", host_cpu())] if target == "cpu" else []
+        return digest(
             [
                 ("format", CACHE_FORMAT),
                 *meaning,
                 ("target", target.encode()),
-                *fingerprint.toolchain(),
-                *fingerprint.environment(),
+                *toolchain(),
+                *environment(),
                 *host,
             ]
         )

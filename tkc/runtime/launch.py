@@ -109,11 +109,12 @@ def cubin(compiled: Compiled) -> bytes:
     made before. Raises CompileError without ptxas.
     """
     from tkc.codegen.ptx.ptxas import require, version
-    from tkc.runtime import cache, fingerprint
+    from tkc.runtime import cache
+    from tkc.runtime.toolchain import digest
 
     assert compiled.ptx is not None
     disk = cache.disk()
-    key = fingerprint.digest(
+    key = digest(
         [
             ("cubin", compiled.ptx.encode()),
             ("target", compiled.target.encode()),

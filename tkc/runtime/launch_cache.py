@@ -190,7 +190,8 @@ def _methods() -> tuple[_Method, ...] | None:
 def _object() -> bytes:
     """The program's object code, from the disk cache where it was made before."""
     from tkc.codegen.cpu.host import host
-    from tkc.runtime import cache, fingerprint
+    from tkc.runtime import cache
+    from tkc.runtime.toolchain import digest
 
     llvm, machine, processor, _ = host()
     numbers = {f: i for i, f in enumerate(FIELDS)} | {
@@ -225,7 +226,7 @@ def _object() -> bytes:
         Path(__file__).with_suffix(".ll").read_text(),
     )
     disk = cache.disk()
-    key = fingerprint.digest(
+    key = digest(
         [
             ("launcher", program.encode()),
             ("processor", processor.encode()),

@@ -73,7 +73,8 @@ class Lifted:
     def __repr__(self) -> str:
         """What it computes, spelled: a part of the key of a compiled kernel."""
         if not self._text:
-            from tkc.runtime.fingerprint import Fingerprint, Unstable, digest
+            from tkc.runtime.fingerprint import Fingerprint, Unstable
+            from tkc.runtime.toolchain import digest
 
             found = Fingerprint()
             try:

@@ -7,7 +7,7 @@ from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
 
-from tkc.runtime.fingerprint import package_hash
+from tkc.runtime.toolchain import package_hash
 from tkc.triton.runtime.driver import Driver, GPUTarget, OfGPU, OfHost
 
 FLOAT8 = ("fp8e4nv", "fp8e5")

@@ -6,7 +6,7 @@ from hashlib import sha256
 from typing import NoReturn
 
 from tkc.errors import CacheError
-from tkc.runtime.fingerprint import package_hash
+from tkc.runtime.toolchain import package_hash
 
 
 def triton_key() -> str:

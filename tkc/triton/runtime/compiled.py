@@ -9,7 +9,7 @@ from hashlib import sha256
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from tkc.runtime.fingerprint import package_hash
+from tkc.runtime.toolchain import package_hash
 
 if TYPE_CHECKING:
     from tkc.compiler import Compiled
