@@ -520,6 +520,10 @@ def jit(fn: Callable | None = None, **options: Any) -> Any:
     return (lambda f: JITFunction(f, **options)) if fn is None else JITFunction(fn, **options)
 
 
+# kinds of values in which there is no constexpr to unwrap
+PLAIN = frozenset({bool, int, float, str, type(None)})
+
+
 class ConstexprFunction:
     """A function of compile-time values, called by kernels and by the host."""
 
@@ -535,6 +539,8 @@ class ConstexprFunction:
         return lambda *args, **kwargs: self(instance, *args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs and PLAIN.issuperset(map(type, args)) and not tracing():
+            return self.fn(*args)  # as hosts call it for each launch
         found = self.fn(*map(unwrap_all, args), **{n: unwrap_all(v) for n, v in kwargs.items()})
         plain = not tracing() or found is None or isinstance(found, tuple)
         return found if plain else constexpr(found)
