@@ -123,8 +123,9 @@ CHOOSING_FUNCTIONS = (
 )
 # of what was asked for, planned or is the target's: both answers give right programs
 ASKED = {"options", "plan", "asked", "roles", "fp8", "wgmma"}
+# where a walk may end: at values that were seen, at operations that use nothing it looks for
 SEEN = {
-    *("seen", "known", "found", "done", "alive", "made"),
+    *("within", "seen", "known", "found", "done", "alive", "made"),
     *("search", "wanted", "ops", "axes", "as_it_was"),
 }
 # predicates that say what must not be: there True refuses, and one that is never True is the mutant

@@ -400,7 +400,7 @@ class Parts:
     def _behind(self, value: SSAValue, area: Area) -> list[tuple[SSAValue, Area]]:
         """Of what a part is computed, element by element or as a view."""
         op = value.owner
-        if isinstance(op, Block) or op not in self.within or area[1] == extents_of(value):
+        if isinstance(op, Block) or op not in self.within:
             return []
         if isinstance(op, (*POINTWISE, tile.Splat)):
             return [(v, area) for v in tiles(op.operands)]

@@ -228,7 +228,7 @@ class _Parity(Carried):
         """Whether a branch may copy or look up what it stores, or what is overwritten later."""
         its_own = [op for op in branch.walk() if op in self.stores]
         stores = its_own if self.order.read is None else self.stores
-        return bool(its_own) and any(self.order.is_read_by(branch.walk(), s) for s in stores)
+        return any(self.order.is_read_by(branch.walk(), s) for s in stores)
 
     def _said(self, anchor: Operation, state: list[SSAValue]) -> list[SSAValue]:
         """The order of what is before an operation and what is behind."""
