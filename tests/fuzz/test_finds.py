@@ -30,7 +30,7 @@ from tkc.passes import (
 )
 from tkc.passes.analysis import alias, pointers
 from tkc.passes.planning import order, streaming
-from tkc.passes.planning.roles import loads, programs, request, sharing
+from tkc.passes.planning.roles import loads, multicast, programs, request, sharing
 from tkc.passes.programs import order as program_order
 from tkc.passes.programs import split_k
 from tkc.passes.raised import arrays, writing
@@ -126,6 +126,7 @@ FOUND_LATER = {
     "sums that are read while they grow": (in_flight, "sources", set(), None, 3002524),
     "rows that move by less than a row": (streaming, "_moves_by_less", False, None, 2007),
     "rows that a loop reads again": (streaming, "_loops_round", (), None, 2007),
+    "rings that blocks fill unequally often": (multicast, "ways_to", (), None, 350000993),
 }
 
 
