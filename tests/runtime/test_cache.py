@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -374,6 +375,20 @@ def test_each_part_of_a_specialization_counts():
     ]
     keys = [k._key(t, "sm_80") for t in [s, *others]] + [k._key(s, "sm_89"), k._key(s, "cpu")]
     assert None not in keys and len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages", "packages"])
+def test_what_is_installed_counts_by_its_name(folder, tmp_path, monkeypatch):
+    """With pip, or with the system; wherever else a module lies it may be edited."""
+    place = tmp_path / folder
+    place.mkdir()
+    module = ModuleType("tkc_test_outside")
+    module.__file__ = str(place / "tkc_test_outside.py")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    made = type("Made", (), {"__module__": module.__name__, "value": 2.0})
+    found = fingerprint.Fingerprint()
+    found.read("made", made)
+    assert found.careful != (folder != "packages")
 
 
 def test_the_toolchain_counts(monkeypatch):

@@ -28,6 +28,7 @@ from typing import Any
 
 from tkc.objects import own_attributes, own_dict, slots_of, text_of
 from tkc.runtime.reading import Imported, Reading, reading_of
+from tkc.runtime.toolchain import is_installed
 
 
 class Unstable(Exception):
@@ -815,8 +816,8 @@ def _is_bound(function: types.BuiltinFunctionType) -> bool:
 
 def _of_library(module: str) -> bool:
     """Whether a module of this name is of Python's library or was installed."""
-    return module.split(".")[0] in sys.stdlib_module_names or "site-packages" in str(
-        getattr(sys.modules.get(module), "__file__", "")
+    return module.split(".")[0] in sys.stdlib_module_names or is_installed(
+        getattr(sys.modules.get(module), "__file__", None)
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tkc.runtime.fingerprint import Fingerprint, Unstable, is_ours_by_name
-from tkc.runtime.toolchain import digest
+from tkc.runtime.toolchain import digest, is_installed
 
 
 def sources(function: Callable[..., Any]) -> bytes | None:
@@ -84,4 +84,4 @@ def _file_of_users(module: str) -> Path | None:
         return None
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         return None
-    return None if "site-packages" in spec.origin else Path(spec.origin)
+    return None if is_installed(spec.origin) else Path(spec.origin)

@@ -82,6 +82,12 @@ def package_hash() -> str:
     return digest((str(p.relative_to(root)), p.read_bytes()) for p in files)
 
 
+def is_installed(file: str | None) -> bool:
+    """Whether a file was installed, by pip or with the system."""
+    folders = Path(file).parts if file else ()
+    return not {"site-packages", "dist-packages"}.isdisjoint(folders)
+
+
 def environment() -> list[tuple[str, bytes]]:
     """The TKC_* variables that a compilation may read."""
     return [
