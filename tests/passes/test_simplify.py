@@ -639,3 +639,23 @@ def test_a_block_whose_unit_axis_is_dropped_keeps_what_lies_outside(axis):
     assert -2.0 in want
     loads = [op for op in module.walk() if isinstance(op, tile.Load)]
     assert list(loads[0].result.type.extents) == [16, 8]
+
+
+@pytest.mark.parametrize("kind", ["sum", "max", "min"])
+def test_an_infinity_of_e5m2_is_rounded_over_one_element_too(kind, monkeypatch):
+    """As over several: what they give is the largest number."""
+
+    @tkc.jit
+    def reduce(x, out, N: tkc.constexpr):
+        tkc.store(out, 0, getattr(tkc, kind)(tkc.load(x, (0, 0), (4, N)), 1))
+
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    for variables in ({}, {"TKC_INTERPRET": "1"}, {"TKC_SIM": "1"}):
+        for name in ("TKC_INTERPRET", "TKC_SIM"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        for n in (1, 2):
+            x, out = (np.full(s, np.inf, ml_dtypes.float8_e5m2) for s in ((4, n), 4))
+            reduce[1](x, out, n)
+            assert (out.astype(np.float32) == 57344).all(), (variables, n)

@@ -579,13 +579,17 @@ def _concat(op: tile.Concat) -> Sequence[SSAValue] | None:
 
 
 def _reduce(op: tile.Reduce) -> Sequence[SSAValue] | None:
-    """Over an axis of extent 1: the element itself."""
+    """Over an axis of extent 1: the element itself, but for infinities of e5m2, which a reduction
+    rounds to the largest number.
+    """
     t, axis = tile_type(op.args[0]), op.axis.value.data
     if t.extents[axis] != 1 or op.kind.data == "combine":
         return None
     result = op.results[0].type
     if op.kind.data.startswith("arg"):
         return _number_before(op, 0)
+    if t.element == f8e5m2:
+        return None
     if not isinstance(result, TileType):
         return _new_before(op, tile.Extract(op.args[0], (0,) * t.rank))
     return _new_before(op, tile.Reshape(op.args[0], result))
