@@ -352,8 +352,12 @@ def test_another_process_sees_its_own(tmp_path):
 
 
 WRAPPED = pytest.mark.parametrize("wrap", [lambda c: c, lambda c: (c,)], ids=["number", "tuple"])
-NANS = {0x7FF8000000000000: 0x7FC00000, 0xFFF8000000000000: 0xFFC00000}  # to those of 32 bits
-NANS[0x7FF8000020000000] = 0x7FC00001
+# bits of NaNs, and of the same ones as float32
+NANS = {
+    0x7FF8000000000000: 0x7FC00000,
+    0xFFF8000000000000: 0xFFC00000,
+    0x7FF8000020000000: 0x7FC00001,
+}
 
 
 @WRAPPED

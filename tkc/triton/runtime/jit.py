@@ -520,8 +520,8 @@ def jit(fn: Callable | None = None, **options: Any) -> Any:
     return (lambda f: JITFunction(f, **options)) if fn is None else JITFunction(fn, **options)
 
 
-# kinds of values in which there is no constexpr to unwrap
-PLAIN = frozenset({bool, int, float, str, type(None)})
+# of values in which there is no constexpr to unwrap
+TYPES_WITHOUT_CONSTEXPR = frozenset({bool, int, float, str, type(None)})
 
 
 class ConstexprFunction:
@@ -539,7 +539,7 @@ class ConstexprFunction:
         return lambda *args, **kwargs: self(instance, *args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not kwargs and PLAIN.issuperset(map(type, args)) and not tracing():
+        if not kwargs and TYPES_WITHOUT_CONSTEXPR.issuperset(map(type, args)) and not tracing():
             return self.fn(*args)  # as hosts call it for each launch
         found = self.fn(*map(unwrap_all, args), **{n: unwrap_all(v) for n, v in kwargs.items()})
         plain = not tracing() or found is None or isinstance(found, tuple)
