@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from xdsl.dialects import scf
-from xdsl.dialects.builtin import i32
+from xdsl.dialects.builtin import i1, i32
 
 import tkc
 from tests.language.kernels import array, traced
@@ -90,10 +90,13 @@ def test_which_sums_and_products_are_of_16_bits(dtype, other, kind, given, eleme
     "n, element, made",
     [
         (math.nan, f16, None),
+        (math.nan, f32, None),
+        (math.nan, i1, None),
         (math.nan, i32, None),
         (2**24, bf16, 2.0**24),
         (2**24 + 1, bf16, None),  # rounded twice
         (2**24 + 1, f32, 2.0**24),
+        (2**60 + 2**36 + 1, f32, None),  # by way of a float64
         (math.inf, i32, None),
     ],
 )
