@@ -352,6 +352,26 @@ GPU_TIMING = "GPU events, L2 flushed by writing, median (triton.testing.do_bench
 FLUSH_BYTES = 256 << 20
 
 
+def recorded(run: Callable[[], Any], times: int = 1) -> Runner:
+    """The run, so many times in a row, as a CUDA graph: its kernels without the host's time of each
+    call. A run compiles, and chooses what it chooses by measuring, before it is recorded.
+    """
+    import torch
+
+    for _ in range(3):
+        run()
+    graph, out = torch.cuda.CUDAGraph(), None
+    with torch.cuda.graph(graph):
+        for _ in range(times):
+            out = run()
+
+    def replay() -> Any:
+        graph.replay()
+        return out
+
+    return Runner(replay)
+
+
 def gpu_timer_read_flush(run: Callable[[], Any], repeats: int = 50) -> float:
     """As gpu_timer, for kernels that are short or read little: L2 is flushed by *reading* 256 MiB,
     which leaves no dirty lines to be written back during the next kernel."""

@@ -128,13 +128,16 @@ def contest(seed: int, n: int = N) -> Contest:
 
         return Runner(run)
 
+    def launching(kernel: Any) -> Runner:
+        return Runner(lambda: (kernel[(1,)](x, y, out, n, BLOCK=n), out)[1], out)
+
     def triton() -> Runner:
         from benchmarks import rivals_triton
 
-        return Runner(lambda: rivals_triton.add(x, y, out), out)
+        return launching(rivals_triton.add_kernel)
 
     def unmodified() -> Runner:
-        return Runner(lambda: rivals_by_tkc().add(x, y, out), out)
+        return launching(rivals_by_tkc().add_kernel)
 
     return Contest(
         "launch",
@@ -181,13 +184,16 @@ def many(seed: int, n: int = N) -> Contest:
     out = torch.empty_like(x)
     arguments, blocks = (x, y, z, out, n, *NUMBERS), -(-n // 128)
 
+    def launching(kernel: Any) -> Runner:
+        return Runner(lambda: (kernel[(blocks,)](*arguments, BLOCK=128), out)[1], out)
+
     def triton() -> Runner:
         from benchmarks import rivals_triton
 
-        return Runner(lambda: rivals_triton.blend(*arguments), out)
+        return launching(rivals_triton.blend_kernel)
 
     def unmodified() -> Runner:
-        return Runner(lambda: rivals_by_tkc().blend(*arguments), out)
+        return launching(rivals_by_tkc().blend_kernel)
 
     def prepared() -> Runner:
         launch = blend.prepare(*arguments, grid=blocks)

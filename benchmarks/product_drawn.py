@@ -142,7 +142,7 @@ def measured(product: Product, rounds: int) -> dict[str, Any]:
     times = _rounds(runs, filler, 3, 1)
     short = min(map(statistics.median, times.values())) < SHORT
     if short:
-        runs = {name: _graph(run) for name, run in runs.items()}
+        runs = {name: harness.recorded(run, GRAPH).run for name, run in runs.items()}
     times = _rounds(runs, filler, rounds, GRAPH if short else 1)
     ratios = harness.Quartiles.of(
         [min(nn, nt) / ours for ours, nn, nt in zip(*(times[name] for name in runs), strict=True)]
@@ -156,16 +156,6 @@ def measured(product: Product, rounds: int) -> dict[str, Any]:
         "high": round(ratios.high, 4),
         "error": f"{error:.2e}",
     }
-
-
-def _graph(run: Callable[[], Any]) -> Callable[[], Any]:
-    import torch
-
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(GRAPH):
-            run()
-    return graph.replay
 
 
 def _rounds(

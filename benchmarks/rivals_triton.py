@@ -32,11 +32,6 @@ def blend_kernel(x_ptr, y_ptr, z_ptr, out_ptr, n, a, b, c, d, e, f, g, BLOCK: tl
     )
 
 
-def blend(x, y, z, out, n, *numbers):
-    blend_kernel[(triton.cdiv(n, 128),)](x, y, z, out, n, *numbers, BLOCK=128)
-    return out
-
-
 @triton.jit
 def softmax_kernel(x_ptr, out_ptr, stride, columns, BLOCK: tl.constexpr):
     row, i = tl.program_id(0), tl.arange(0, BLOCK)

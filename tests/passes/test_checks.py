@@ -146,6 +146,53 @@ def test_rows_from_a_counter(dtype):
 
 
 @tkc.jit
+def claimed_and_held(counter, a, b, c, N: tkc.constexpr):
+    """The rows are loaded once: their stage is always the same."""
+    row, total = tkc.atomic_add(counter.ptr, 1), tkc.zeros((N, N))
+    rows = tkc.load(a, (row * N, 0), (N, 64))
+    for k in tkc.range(0, b.shape[0], 64):
+        total = tkc.dot(rows, tkc.load(b, (k, 0), (64, N)), total)
+    if row > 1:
+        total = tkc.dot(rows, tkc.load(b, (0, 0), (64, N)), total)
+    tkc.store(c, (row * N, 0), total)
+
+
+@pytest.mark.parametrize("n", [64, 128])
+def test_rows_from_a_counter_that_are_held(n):
+    counter = np.zeros(1, np.int32)
+    a, b, c = whole(3 * n, 64), whole(128, n, seed=1), np.zeros((3 * n, n), np.float32)
+    claimed_and_held[3](counter, a, b, c, n)
+    want = product(a, b[:64]) + product(a, b[64:])
+    want[2 * n :] += product(a[2 * n :], b[:64])
+    assert (c == want).all()
+
+
+@tkc.jit
+def claimed_of_several_lengths(counter, a, b, c, N: tkc.constexpr):
+    """A program takes a number, and walks over as many steps as its own says."""
+    p, total = tkc.program_id(0), tkc.zeros((N, N))
+    row = p + tkc.minimum(tkc.atomic_add(counter.ptr, 1), 0)
+    rows = tkc.load(a, (row * N, 0), (N, 64))
+    for k in tkc.range(0, p * 64 + 64, 64):
+        few = tkc.minimum(tkc.dot(rows, tkc.load(b, (k, 0), (64, N))), 4).to(a.dtype)
+        total = tkc.dot(few, tkc.load(b, (k, 0), (64, N)), total)
+    tkc.store(c, (row * N, 0), total)
+
+
+@pytest.mark.parametrize("options", [{}, {"roles": "co_resident"}], ids=str)
+def test_programs_that_take_work_run_beside_no_others(options):
+    n, counter = 64, np.zeros(1, np.int32)
+    a, b, c = whole(3 * n, 64), whole(192, n, seed=1), np.zeros((3 * n, n), np.float32)
+    claimed_of_several_lengths[3](counter, a, b, c, n, **options)
+    want = np.zeros_like(c)
+    for p in range(3):
+        for k in range(0, p * 64 + 64, 64):
+            few = np.minimum(product(a[p * n :][:n], b[k : k + 64]), 4)
+            want[p * n :][:n] += product(few, b[k : k + 64])
+    assert (c == want).all()
+
+
+@tkc.jit
 def claimed_there(counter, a, b, c, SIZE: tkc.constexpr, N: tkc.constexpr):
     """Which counter it is, is computed of a tile."""
     row = tkc.atomic_add(counter.ptr + tkc.max(tkc.arange(SIZE) // SIZE, axis=0), 1)

@@ -281,3 +281,31 @@ def test_a_dot_whose_sum_its_loop_reads_is_not_swapped(swap, monkeypatch):
     monkeypatch.setenv("TKC_TARGET", "sm_90a")
     read_in_its_loop[2](a, b, got, 2, 64, swap_dots=swap)
     np.testing.assert_array_equal(got, want)
+
+
+@tkc.jit
+def of_taken_rows(a, b, c, number, steps, N: tkc.constexpr, READS: tkc.constexpr):
+    """Blocks take one program each: a counter says which rows. A loop stores to one place, or reads
+    there what the step before has stored.
+    """
+    m = tkc.atomic_add(number.ptr, 1) * 128
+    total = product_of(a, b, m, N)
+    for i in tkc.range(0, steps):
+        if READS:
+            total = tkc.minimum(total + tkc.load(c, (m, 0), (128, N)).to(tkc.float32), 7)
+        tkc.store(c, (m, 0), (total + i).to(c.dtype))
+
+
+@pytest.mark.parametrize("warps", [4, 8])
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_block_that_takes_one_program_stores_in_order(reads, warps, monkeypatch):
+    random = np.random.default_rng(0)
+    a, b = (random.integers(-1, 2, s).astype(ml_dtypes.bfloat16) for s in ((256, 128), (128, 64)))
+    c, number = random.integers(-1, 2, (256, 64)).astype(a.dtype), np.zeros(1, np.int32)
+    want, got = ([x.copy() for x in (a, b, c, number)] for _ in range(2))
+    of_taken_rows[2](*want, 4, 64, reads)
+    monkeypatch.setenv("TKC_SIM", "1")
+    monkeypatch.setenv("TKC_TARGET", "sm_90a")
+    of_taken_rows[2](*got, 4, 64, reads, num_warps=warps, roles="cooperative", num_stages=2)
+    for x, y in zip(got, want, strict=True):
+        np.testing.assert_array_equal(x, y)

@@ -19,6 +19,7 @@ SHARED_SHARE = 0.03  # of those whose programs have one result together
 STORED_SHARE = 0.05  # of those that store where they have stored, or read
 HASHED_SHARE = 0.1  # of those that compute numbers that wrap
 SEQUENCE_SHARE = 0.06  # of those of dots in sequence alone
+TAKEN_SHARE = 0.015  # of those of dots of rows from a counter; of those that are alike
 LIMIT_SHARE = 0.04  # of those of each production at the limits of what passes may believe
 
 
@@ -203,6 +204,8 @@ def _alone(w: KernelWriter) -> bool:
         # by names that leave the kernels of tests what they were
         ("a kernel: dots in sequence", SEQUENCE_SHARE, w.dots_in_sequence),
         ("a kernel: rows at places", LIMIT_SHARE, w.rows_at_places),
+        ("dots by counter", TAKEN_SHARE, w.dots_of_taken_work),
+        ("alike: dots", TAKEN_SHARE, w.dots_alike),
     ):
         if _is_drawn(name, w.seed, share):
             write()
@@ -257,6 +260,7 @@ def _source(w: KernelWriter) -> str:
     parameters = [*(a.name for a in w.arrays), *w.numbers, *w.extra_numbers, *w.strides]
     parameters += [f"{name}: tkc.constexpr" for name in w.constants]
     head = f"def kernel({', '.join(parameters)}):"
-    first = ["p0 = tkc.program_id(0)", f"p = {program}", *w.locals]
+    number = f"tkc.atomic_add({w.taken}.ptr, 1)" if w.taken else "tkc.program_id(0)"
+    first = [f"p0 = {number}", f"p = {program}", *w.locals]
     lines = ["import tkc", "", *w.definitions, "", head]
     return "\n".join([*lines, *(f"    {text}" for text in first), *w.lines]) + "\n"

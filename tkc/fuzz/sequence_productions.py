@@ -34,6 +34,7 @@ ROLES: tuple[Options, ...] = (
     *((), (), ()),
     *((("roles", name),) for name in ("pingpong", "co_resident", "cooperative")),
 )
+CLUSTERS: tuple[Options, ...] = ((), (("cluster", (2, 1)),), (("cluster", (2, 1)),))
 ROW = 4096  # elements of a row that blocks of a cluster may share
 # options of the launch of rows, beside those that let plans fit
 SPLITS: tuple[Options, ...] = (
@@ -112,13 +113,26 @@ class SequenceWriter(LimitWriter):
         self.policy, self.grid, self.forced = policy, grid, forced
 
     # ----------------------------------------------------------------------------------------------
-    def dots_in_sequence(self) -> None:
+    def dots_of_taken_work(self) -> None:
+        """Dots in sequence of rows whose number a program takes from a counter."""
+        self.taken = self._array("number", "int32", (1,), 0)
+        self.dots_in_sequence()
+
+    def dots_alike(self) -> None:
+        """Dots in sequence that programs compute equally often where they look up how often: blocks
+        of a cluster may share copies there.
+        """
+        self.dots_in_sequence("0", self.limits("dots alike").choice(CLUSTERS))
+
+    def dots_in_sequence(self, length: str = "p0", options: Options = ()) -> None:
         """Loops of dots, single dots before, between and behind them, in branches, loops of loops
-        and while loops, which share few arrays and one or two sums.
+        and while loops, which share few arrays and one or two sums. length: which of the loaded
+        lengths a program has.
         """
         r = self.limits("dots in sequence")
-        self._launch("roles", (r.choice((1, 2, 3)),), r.choice(STAGES) + r.choice(ROLES))
-        d = self._begin_dots(r)
+        grid = (r.choice((1, 2, 3)),)
+        self._launch("roles", grid, r.choice(STAGES) + r.choice(ROLES) + options)
+        d = self._begin_dots(r, length)
         begun = len(self.lines)
         if r.random() < AGAIN:
             self._loop_again(d)
@@ -130,7 +144,7 @@ class SequenceWriter(LimitWriter):
         for place, name in enumerate(d.sums):
             self.line(f"tkc.store({out}, ({row}, {place * n}), {name})")
 
-    def _begin_dots(self, r: Random) -> Dots:
+    def _begin_dots(self, r: Random, length: str) -> Dots:
         """Arrays, numbers and sums; some of the last rows lie outside."""
         m, n, k = shape = r.choice(EXTENTS)
         dtype, rows = r.choice(("float16", "bfloat16")), self.programs * m - r.choice((0, 9))
@@ -142,7 +156,7 @@ class SequenceWriter(LimitWriter):
         lengths = self._array("a", "int32", (self.programs,), 3)
         end, begin = self._argument(r.randint(0, 4) * k), self._argument(r.choice((0, k)))
         row, loaded, held = self.fresh("r"), self.fresh("e"), self.fresh("q")
-        self.line(f"{row} = p0 * {m}", f"{loaded} = {lengths}[p0] * {k}")
+        self.line(f"{row} = p0 * {m}", f"{loaded} = {lengths}[{length}] * {k}")
         self.line(f"{held} = tkc.load({first}, ({row}, 0), ({m}, {k}))")
         out, out_row = self._rows_of_programs(r, dtype, m, 3 * n, row)
         sums = tuple(self.fresh("t") for _ in range(r.choice((1, 1, 2))))

@@ -59,6 +59,7 @@ class SourceWriter:
         self.constants: dict[str, str] = {}
         self.extra_numbers: dict[str, int] = {}  # that only some productions read
         self.forced: tuple[tuple[str, Any], ...] = ()  # options of the launch
+        self.taken = ""  # the counter from which programs take their number, where there is one
         self.strides: dict[str, int] = {}  # likewise, of arrays whose rows are far apart
         self.numbers = {f"n{i}": self.random.choice((0, 1, 2, 3, 4, 5, 16)) for i in range(2)}
         self.grid: tuple[int, ...] = self.random.choice(((1,), (1,), (2,), (3, 2), (1, 1, 2)))

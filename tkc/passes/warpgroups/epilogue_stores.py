@@ -55,6 +55,7 @@ from tkc.passes.analysis.alias import (
     is_alternative,
     is_before,
     is_folded,
+    kernel_around,
     may_meet,
     reads,
     releases,
@@ -239,11 +240,13 @@ def _may_precede(access: Operation, store: shared.CopyOut) -> bool:
 
 
 def _own_loops(op: Operation) -> list[scf.ForOp | scf.WhileOp]:
-    """The loops round an operation whose iterations are in order: not the outermost one, over
-    programs, but where these wait for one another.
+    """The loops round an operation whose iterations are in order: not the outermost one of a kernel
+    whose blocks take programs in turn, but where these wait for one another.
     """
     loops = loops_of(op)
-    watching = filter(tile.watches, loops[-1].walk()) if loops else ()
+    if not loops or "persistent" not in kernel_around(op).attributes:
+        return loops
+    watching = filter(tile.watches, loops[-1].walk())
     return loops[:-1] if all(map(_of_workspace, watching)) else loops
 
 

@@ -22,7 +22,7 @@ from tkc.ir import shared, threads, tile
 from tkc.ir.elementwise import CLASSES, Cast
 from tkc.ir.rewrite import Builder, after, before, erase, replace
 from tkc.ir.types import SharedType, TileType, bits
-from tkc.ir.values import index_of, operations_in, shared_type, terminator_of
+from tkc.ir.values import index_of, operations_in, shared_type, terminator_of, yielded_by
 from tkc.passes.analysis.program_axes import sources
 from tkc.passes.analysis.values import WRITES
 from tkc.passes.planning.order import observing_operations
@@ -266,15 +266,27 @@ def _share_of(
 def _at_the_end(value: SSAValue, loop: Operation) -> SSAValue:
     """What a loop and those in it carry on as this value, when it is over."""
     while not isinstance(value, BlockArgument) or value.block.parent_op() is not loop:
-        inner = value.block.parent_op() if isinstance(value, BlockArgument) else value.owner
-        number = index_of(value) - isinstance(value, BlockArgument)
-        if isinstance(inner, scf.ForOp):
-            value = inner.iter_args[number]
-        elif isinstance(inner, threads.RingNext):
-            value = inner.operands[number]
-        else:
-            raise VerifyError("a stage that blocks of a cluster share is carried by loops alone")
+        value = _earlier(value)
     return loop.results[index_of(value) - 1]
+
+
+def _earlier(value: SSAValue) -> SSAValue:
+    """The stage, or the parity, of a ring from which this one follows: through branches by any way,
+    as all begin with the same, and of loops the one that they begin with.
+    """
+    around = value.block.parent_op() if isinstance(value, BlockArgument) else value.owner
+    match around:
+        case scf.ForOp():
+            return around.iter_args[index_of(value) - isinstance(value, BlockArgument)]
+        case scf.WhileOp() if value.owner is around.before_region.block:
+            return around.operands[index_of(value)]
+        case scf.WhileOp():
+            return yielded_by(around.before_region.block)[1 + index_of(value)]
+        case scf.IfOp():
+            return yielded_by(around.true_region.block)[index_of(value)]
+        case threads.RingNext():
+            return around.operands[index_of(value)]
+    raise VerifyError("a stage that blocks of a cluster share is carried by loops and branches")
 
 
 def _drain(loop: Operation, ring: RingBarriers, inside: tuple[SSAValue, SSAValue]) -> None:

@@ -58,7 +58,7 @@ from tkc.ir.layout import WARP
 from tkc.ir.plan import Plan
 from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import Builder, after, before, defining_slice, replace, stamp
-from tkc.ir.types import TileType
+from tkc.ir.types import SharedType, TileType
 from tkc.ir.values import is_side_effect_free, operations_in
 from tkc.passes import PassContext
 from tkc.passes.analysis.folding import fold
@@ -364,7 +364,8 @@ def _make_arrays_early(block: Block) -> None:
 def _suffix(block: Block) -> list[Operation]:
     """What the roles do: everything from the first operation with a region or an effect on,
     allocations and the first claims of work apart, and whatever makes a tile before it, since a
-    tile is spread over the warps of the role that makes it, or is computed of one.
+    tile is spread over the warps of the role that makes it, or is computed of one, or is a stage,
+    which each role fills, reads and gives back.
     """
     made = tile.Return, shared.Alloc, threads.Barriers
     ops = [op for op in block.ops if not isinstance(op, made)]
@@ -373,10 +374,10 @@ def _suffix(block: Block) -> list[Operation]:
         for i, op in enumerate(ops)
         if op.regions or not (is_side_effect_free(op) or isinstance(op, tile.Atomic))
     )
-    of_tiles: dict[Operation, None] = {}
+    of_roles: dict[Operation, None] = {}
     for op in ops[:start]:
-        if any(isinstance(r.type, TileType) for r in op.results) or any(
-            v.owner in of_tiles for v in op.operands
+        if any(isinstance(r.type, (TileType, SharedType)) for r in op.results) or any(
+            v.owner in of_roles for v in op.operands
         ):
-            of_tiles[op] = None
-    return [*of_tiles, *ops[start:]]
+            of_roles[op] = None
+    return [*of_roles, *ops[start:]]

@@ -18,7 +18,6 @@ from tkc.passes.analysis.program_axes import program_axes, ways_to
 from tkc.passes.planning.operands import summed
 from tkc.passes.planning.order import reads_first_of_written
 from tkc.passes.planning.rings import Ring
-from tkc.passes.planning.roles.loops import is_conditional
 from tkc.passes.planning.roles.request import RoleRequest
 from tkc.passes.planning.roles.sharing import Sharing
 from tkc.passes.programs.clusters import MAX_PORTABLE_CLUSTER
@@ -101,7 +100,6 @@ def _may_share(request: RoleRequest) -> bool:
         loop is not None
         and (len(dots) == 1 or summed(dots[0]))
         and (request.options.cluster is not None or not has_small_accumulators(dots))
-        and not is_conditional(loop)
         and not any(is_unbounded(load.array) for load in request.operand_loads)
     )
 

@@ -393,6 +393,8 @@ def _may_be_co_resident(request: RoleRequest) -> bool:
 
 def _apart_by_loop(request: RoleRequest, loop: scf.ForOp) -> str:
     """What of the loop round the dots keeps a program from running beside others."""
+    if request.claims:
+        return "programs take their work themselves"
     if request.options.programs == 1:
         return "one program is co-resident with no other"
     if not isinstance(loop.parent_op(), tile.Kernel):
