@@ -42,6 +42,7 @@ from tkc.passes.warpgroups import (
     in_flight,
     numbers_of_tiles,
     producing,
+    stored,
     tails,
 )
 from tkc.sim import wrapping
@@ -156,6 +157,13 @@ STORED_AGAIN = {
         [],
         "roles",
         1005,
+    ),
+    "copies of a program that takes its work": (
+        epilogue_stores,
+        "_own_loops",
+        [],
+        None,
+        400003900,
     ),
     "copies behind stores of threads": (epilogue_stores, "_is_behind_stores", False, "roles", 147),
 }
@@ -346,7 +354,7 @@ def test_promises_of_iterations_that_do_not_exist(monkeypatch):
 def test_numbers_that_say_how_often_roles_copy(monkeypatch):
     """Each role read them for itself, and the program then overwrote them."""
     assert found("roles", [1024]) is None
-    monkeypatch.setattr(order, "ways_to", lambda op: ())
+    monkeypatch.setattr(stored, "_overwrites_numbers", lambda *given: False)
     failure = found("roles", [1024])
     assert failure is not None and failure.kind == "Violation"
 
