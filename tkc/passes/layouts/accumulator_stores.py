@@ -61,6 +61,7 @@ class _Stores:
     def __init__(self, kernel: tile.Kernel, plan: Plan, context: PassContext):
         self.kernel, self.plan, self.context = kernel, plan, context
         self.groups = plan.warps // 4
+        self.ranges = Ranges()
         self.large = [
             op
             for op in kernel.walk()
@@ -213,7 +214,7 @@ class _Stores:
                     _with_offsets(before(anchor, tile.Store(op.array, offsets, whole, extents)))
                     continue
                 if may_lie_before(op):
-                    offsets = [_not_before(offset, anchor) for offset in offsets]
+                    offsets = [self._not_before(offset, anchor) for offset in offsets]
                 pending = in_turn * copied
                 kind = op.kind.data if isinstance(op, tile.AtomicBlock) else None
                 before(anchor, shared.CopyOut(op.array, offsets, buffer, extents, pending, kind))
@@ -237,6 +238,14 @@ class _Stores:
             (Digit(across, 1, vector), Digit(down, 0, 1)),
             (Digit(warps, 0, height),),
         )
+
+    def _not_before(self, offset: SSAValue, anchor: Operation) -> SSAValue:
+        """The offset; of a block before its array one far behind it, where nothing is written."""
+        known = self.ranges.offset(offset)
+        if known is not None and known.lo >= 0:
+            return offset
+        rest = before(anchor, tile.Constant((1 << 31) - 1, offset.type)).result
+        return before(anchor, CLASSES["and"](offset, rest)).result
 
     def _from_registers(self, stores: list[ResultStore], transposed: bool) -> None:
         """As many columns at once as a subtile has: what is computed for one part is no longer live
@@ -297,15 +306,6 @@ def _with_offsets(store: tile.Store) -> None:
         if layout_of(offset) != wanted:
             moved = before(store, shared.Convert(offset, offset.type.with_layout(wanted)))
             store.operands[store.operands.index(offset)] = moved.result
-
-
-def _not_before(offset: SSAValue, anchor: Operation) -> SSAValue:
-    """The offset; of a block before its array one far behind it, where nothing is written."""
-    known = Ranges().offset(offset)
-    if known is not None and known.lo >= 0:
-        return offset
-    rest = before(anchor, tile.Constant((1 << 31) - 1, offset.type)).result
-    return before(anchor, CLASSES["and"](offset, rest)).result
 
 
 def _alternate(
