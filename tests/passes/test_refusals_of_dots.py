@@ -294,6 +294,7 @@ def test_no_program_beside_others_reads_addresses_that_nothing_bounds(monkeypatc
     module = traced(walked, h2, h2, f2, n1, FIRST=lambda i, rows: 0, LAST=lambda i, rows: 64)
     (loop,) = operations_in(module, scf.ForOp)
     request = SimpleNamespace(
+        claims=False,
         options=SimpleNamespace(programs=2),
         operand_loads=[op for op in operations_in(module, tile.Load) if op.parent_op() is loop],
         overlaps=(),
