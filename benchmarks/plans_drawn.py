@@ -30,7 +30,8 @@ from typing import Any
 import numpy as np
 
 import tkc
-from benchmarks.product_drawn import GRAPH, SHORT, _graph, _rounds
+from benchmarks import harness
+from benchmarks.product_drawn import GRAPH, SHORT, _rounds
 from tkc import kernels
 
 TARGET = "sm_90a"
@@ -321,7 +322,7 @@ def measured(case: Any, filler: Any, count: int) -> dict[str, Any]:
     first = _medians(_rounds(runs, filler, 2, 1))
     short = first[""] < SHORT
     if short:
-        runs = {name: _graph(run) for name, run in runs.items()}
+        runs = {name: harness.recorded(run, GRAPH).run for name, run in runs.items()}
     repeats = GRAPH if short else 1
     seconds = _medians(_rounds(runs, filler, TURNS, repeats))
     best = min(seconds, key=lambda name: seconds[name])
