@@ -53,7 +53,17 @@ def beside(x, w, y, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
     tkc.store(y, (m, 0), acc.to(y.dtype))
 
 
-KERNELS = {"by_runs": by_runs, "beside": beside}
+def decayed(x, w, y, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    """A number that a pointer addresses scales what the iterations before have added up."""
+    m, acc = tkc.program_id(0) * BM, tkc.zeros((BM, BN))
+    for start in tkc.range(0, w.shape[0], BK):
+        decay = tkc.load(x.ptr + start // BK * 7)
+        block = tkc.load(w, (start, 0), (BK, BN))
+        acc = tkc.dot(block.T, block, acc * decay)
+    tkc.store(y, (m, 0), acc.to(y.dtype))
+
+
+KERNELS = {"by_runs": by_runs, "beside": beside, "decayed": decayed}
 
 
 def module_of(name: str):
@@ -68,7 +78,9 @@ def made(name: str) -> tuple:
 def arrays(name: str, steps: int, programs: int) -> list:
     """Small integers; of what pointers address there is nothing more than the kernel loads."""
     rng, rows = np.random.default_rng(steps), BM * programs
-    count = rows * (steps * BK // RUN * APART) if name == "by_runs" else 7 * max(steps - 1, 0) + 31
+    last = 7 * max(steps - 1, 0)
+    counts = {"by_runs": rows * (steps * BK // RUN * APART), "beside": last + 31}
+    count = counts.get(name, last + 1)
     x = rng.integers(-1, 2, max(count, 1)).astype(BF16)
     w = rng.integers(-1, 2, (steps * BK, BN)).astype(BF16)
     return [x, w, np.full((rows, BN), np.nan, BF16)]
@@ -141,6 +153,22 @@ def listed(x, w, y, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
 def test_what_an_iteration_writes_or_carries_stays(kernel):
     module = traced(kernel, b1, b2, b2, BM=BM, BN=BN, BK=BK)
     through(module, "fetch-ahead", context("sm_90a"))
+    assert len(operations_in(module, tile.LoadPointers)) == 1
+
+
+def of_a_table(x, w, y, BM: tkc.constexpr, BN: tkc.constexpr, BK: tkc.constexpr):
+    """A number says which rows are copied: the role that copies them reads it."""
+    acc, table = tkc.zeros((BM, BN)), x.ptr.to(tkc.pointer(tkc.int32), bitcast=True)
+    for start in tkc.range(0, w.shape[0], BK):
+        block = tkc.load(w, (tkc.load(table + start // BK) * BK, 0), (BK, BN))
+        acc = tkc.dot(block.T, block, acc)
+    tkc.store(y, (0, 0), acc.to(y.dtype))
+
+
+def test_a_number_that_says_what_is_copied_stays():
+    module = traced(of_a_table, b1, b2, b2, BM=BM, BN=BN, BK=BK)
+    through(module, "fetch-ahead", given := context("sm_90a"))
+    assert given.plan.roles != "one" and not given.plan.early_pointers
     assert len(operations_in(module, tile.LoadPointers)) == 1
 
 

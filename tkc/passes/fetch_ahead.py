@@ -39,8 +39,9 @@ arrives; the last iteration loads its own again. (Where a dot's operand is compu
 start: that computation is what it arrives during.) So does one of an array that nothing bounds,
 whose first block is loaded only where the loop has an iteration.
 
-So is what consumers load by pointers (`early_pointers`), an operand of a dot or what is beside one;
-of an iteration that does not exist nothing is loaded.
+So is what consumers load by pointers (`early_pointers`), an operand of a dot or what is beside one,
+be it a tile or a number (but not one that says where a block is copied from: the role that copies
+is ahead anyway); of an iteration that does not exist nothing is loaded.
 
 Before:
 
@@ -147,7 +148,7 @@ def _wanted(op: Loading, plan: Plan) -> bool:
     them; without dots, what is not a scalar.
     """
     if isinstance(op, tile.LoadPointers):
-        return plan.early_pointers and isinstance(op.result.type, TileType) and not op.semantics
+        return plan.early_pointers and STAYS not in op.attributes and not op.semantics
     if plan.prefetch:
         return isinstance(op.result.type, TileType) and plan.load(op).path not in ("own", "held")
     return (

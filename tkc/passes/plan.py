@@ -157,13 +157,15 @@ def mark_converted(kernel: tile.Kernel, plan: Plan) -> None:
 
 
 def mark_places(kernel: tile.Kernel, plan: Plan) -> None:
-    """Says of every tile of which a role computes where its copies lie that it stays where it is:
-    each thread of that role holds it, and no loop carries it.
+    """Says of every tile of which a role computes where its copies lie, and of every number that it
+    reads by a pointer for that, that it stays where it is: each thread of that role holds it, and
+    no loop carries it.
     """
     loads = operations_in(kernel, tile.Load)
     copied = [op for op in loads if plan.load(op).path in ("tma", "cp_async", "broadcast")]
     for op in sources_of_places(copied) if plan.roles != "one" else ():
-        if isinstance(op, LOADS) and isinstance(op.results[0].type, TileType):
+        by_pointers = isinstance(op, tile.LoadPointers)
+        if isinstance(op, LOADS) and (by_pointers or isinstance(op.results[0].type, TileType)):
             op.attributes[STAYS] = UnitAttr()
 
 

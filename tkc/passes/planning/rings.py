@@ -8,7 +8,7 @@ from collections.abc import Collection, Hashable, Iterator, Sequence, Set
 from functools import lru_cache
 
 from xdsl.dialects import scf
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from tkc.ir import tile
 from tkc.ir.host_values import is_unbounded
@@ -291,15 +291,23 @@ def small_load_registers(
     )
 
 
-def pointer_registers(loops: Sequence[scf.ForOp], warpgroups: int) -> int:
-    """Registers that a consumer's thread holds of the blocks that loops with dots load by
-    pointers.
+def pointer_registers(
+    loops: Sequence[scf.ForOp], of_places: Set[Operation], warpgroups: int
+) -> int:
+    """Registers that a consumer's thread holds of the tiles and numbers that loops with dots load
+    by pointers, but for those that say where blocks are copied from.
     """
+
+    def held(t: Attribute) -> int:
+        if isinstance(t, TileType):
+            return -(-t.bytes // (WARPGROUP_REGISTER * warpgroups))
+        return -(-bits(t) // 32)
+
     return sum(
-        -(-op.result.type.bytes // (WARPGROUP_REGISTER * warpgroups))
+        held(op.result.type)
         for loop in loops
         for op in loop.body.block.ops
-        if isinstance(op, tile.LoadPointers) and isinstance(op.result.type, TileType)
+        if isinstance(op, tile.LoadPointers) and op not in of_places
     )
 
 

@@ -243,6 +243,7 @@ class SmallLoads:
         busy = execution.registers + scores + ADDRESS_REGISTERS
         most = MAX_OPERAND_REGISTERS[sharing.consumers]
         early = not registers or busy + registers <= most
-        pointers = pointer_registers(request.loops, sharing.groups)
+        of_places = sources_of_places([op for op in copied if isinstance(op, tile.Load)])
+        pointers = pointer_registers(request.loops, of_places, sharing.groups)
         together = busy + early * registers + pointers + ADDRESS_REGISTERS
         return SmallLoads(registers, busy, early, pointers, pointers > 0 and together <= most)
