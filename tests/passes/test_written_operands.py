@@ -24,7 +24,7 @@ from tkc.passes import PassContext
 from tkc.passes.pipeline import PIPELINE, with_room
 from tkc.sim import level0, level4
 
-CHUNK, D, DV = 64, 128, 64
+CHUNK, D, DK, DV = 64, 128, 64, 64
 
 
 def decayed(q, k, v, o, gamma):
@@ -69,6 +69,22 @@ def state_space(x, dt, a, b, c, y):
         tkc.store(y, (batch, t, head, 0), out.to(y.dtype).reshape(1, CHUNK, 1, DV))
         left = (bt.to(tkc.float32) * tkc.exp(whole - passed)[:, None]).to(b.dtype)
         state = tkc.dot(left.T, xt, state * tkc.exp(whole))
+
+
+def states(k, v, h, decay):
+    """States before each chunk, by a decay of each position: the one dot waits for its right
+    operand, which is computed, and for the state, which is scaled.
+    """
+    head = tkc.program_id(0)
+    state = tkc.zeros((DK, DV))
+    for t in range(0, k.shape[1], CHUNK):
+        tkc.store(h[head], (t // CHUNK * DK, 0), state.to(h.dtype))
+        passed = tkc.load(decay, (head, t), (None, CHUNK))
+        whole = tkc.load(decay.ptr + head * k.shape[1] + tkc.minimum(t + CHUNK, k.shape[1]) - 1)
+        kt = tkc.load(k, (head, t, 0), (None, CHUNK, DK))
+        vt = tkc.load(v, (head, t, 0), (None, CHUNK, DV)).to(tkc.float32)
+        scaled = (vt * tkc.exp2(whole - passed)[:, None]).to(v.dtype)
+        state = tkc.dot(kt.T, scaled, state * tkc.exp2(whole))
 
 
 def halves(*shape: int) -> ArrayArgument:
@@ -121,7 +137,26 @@ def state_space_case(heads: int, steps: int) -> tuple[list, tuple[int, int, int]
     return [x, dt, a, b, c, np.zeros_like(x)], (heads, 1, 1), 5, out
 
 
+def states_case(heads: int, steps: int) -> tuple[list, tuple[int, int, int], int, np.ndarray]:
+    """The decays of a chunk are sums of logarithms from its beginning."""
+    rng = np.random.default_rng(steps)
+    k, v = random(rng, heads, steps, DK), random(rng, heads, steps, DV)
+    logs = (-0.02 * rng.random((heads, steps))).astype(np.float32)
+    chunks = -(-steps // CHUNK)
+    passed = np.concatenate(
+        [np.cumsum(logs[:, c * CHUNK : (c + 1) * CHUNK], axis=1) for c in range(chunks)], axis=1
+    )
+    state, expected = np.zeros((heads, DK, DV)), np.zeros((heads, chunks * DK, DV))
+    for t in range(steps):
+        if t % CHUNK == 0:
+            expected[:, t // CHUNK * DK :][:, :DK] = state
+        outer = k[:, t, :, None].astype(np.float64) * v[:, t, None, :]
+        state = state * np.exp2(logs[:, t].astype(np.float64))[:, None, None] + outer
+    return [k, v, np.zeros(expected.shape, np.float16), passed], (heads, 1, 1), 2, expected
+
+
 CASES = {
+    states: (states_case, [*[halves(0, 0, 0)] * 2, whole(halves(0, 0, 0)), floats(2)]),
     decayed: (decayed_case, [halves(0, 0, 0)] * 4 + [floats(1)]),
     state_space: (
         state_space_case,
@@ -180,9 +215,10 @@ def test_each_operand_is_written_once_and_each_block_copied_once():
     assert len(copied) == 3
 
 
-def test_blocks_that_share_a_multiprocessor_have_half_of_it_each():
-    data, *_ = CASES[decayed][0](2, 192)
-    compiled = tkc.jit(decayed).compile(*data, target="sm_90a")
+@pytest.mark.parametrize("fn", [decayed, states])
+def test_blocks_that_share_a_multiprocessor_have_half_of_it_each(fn):
+    data, *_ = CASES[fn][0](2, 192)
+    compiled = tkc.jit(fn).compile(*data, target="sm_90a")
     assert any("2 blocks share a multiprocessor" in line for line in compiled.decisions)
     assert ".minnctapersm 2" in compiled.ptx
     assert compiled.interface.shared_bytes <= half_of(target("sm_90a").shared_bytes)

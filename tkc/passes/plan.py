@@ -88,6 +88,11 @@ from tkc.passes.planning.pressure import (
 )
 from tkc.passes.planning.program import Program
 from tkc.passes.planning.reading import Threads, ahead
+from tkc.passes.planning.residency import (
+    resident_by_registers,
+    runs_few_iterations,
+    stages_of_few,
+)
 from tkc.passes.planning.rings import run_ahead
 from tkc.passes.planning.roles.loads import sources_of_places
 from tkc.passes.planning.roles.multicast import has_small_accumulators
@@ -1131,6 +1136,14 @@ def _stages(
         return 1
     if asked:
         return asked
+    if warps < MIN_WARPS and runs_few_iterations(program.kernel, _loops_of_rings(program, loads)):
+        resident = resident_by_registers(program.kernel, warps, context.target)
+        chosen = stages_of_few(stage, others, resident, context.target)
+        say(
+            f"{chosen} stage{'s'[: chosen > 1]} of {stage} bytes: loops run a few iterations, and"
+            f" registers hold {resident} blocks of a multiprocessor"
+        )
+        return chosen
     room = context.room() - others - RESERVED_SHARED_BYTES
     # as many blocks as have the warps of two of MIN_WARPS
     blocks = 2 * max(1, MIN_WARPS // warps)
@@ -1151,6 +1164,12 @@ def _stages(
         )
     )
     return chosen
+
+
+def _loops_of_rings(program: Program, loads: tuple[LoadPlan, ...]) -> set[Operation | None]:
+    """The loops that read through rings."""
+    pairs = zip(program.loads, loads, strict=False)
+    return {loop_of(op) for op, load in pairs if load.path == "async"}
 
 
 def _stages_of_two(

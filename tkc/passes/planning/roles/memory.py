@@ -16,6 +16,7 @@ from tkc.ir.target import LINE, half_of
 from tkc.ir.types import TileType, bits
 from tkc.ir.values import ancestor, array_type, first_of, tile_type
 from tkc.passes.layouts.epilogue_subtiles import StoredResult, subtile_bytes
+from tkc.passes.planning.operands import live_registers
 from tkc.passes.planning.pressure import reductions, scratch, together
 from tkc.passes.planning.rings import (
     Ring,
@@ -230,11 +231,11 @@ class _Division:
         request, execution, sharing = self.request, self.execution, self.sharing
         makes = make_operands(request)
         waits = execution.in_order or makes or not all(map(loop_of, request.dots))
-        pays = waits and (execution.counts_live or makes)
         third = request.has_third_role
         live = PAIRED_THIRD_LIVE_REGISTERS if third else PAIRED_LIVE_REGISTERS
-        pays = pays and execution.registers <= live and not request.converted
-        if pays and sharing.consumers == 1 and self._is_paired():
+        pays = waits and execution.registers <= live and not request.converted
+        pays = pays and sharing.consumers == 1 and self._is_paired()
+        if pays and (execution.counts_live or makes or self._live_registers() <= live):
             room = self._available(2) - self.taken
             for columns in (64, 32):
                 needed = subtile_bytes(self.results, sharing.groups, columns, 1)
@@ -253,6 +254,11 @@ class _Division:
             tile_type(dot.acc).bytes // (512 * self.sharing.groups) for dot in self.request.dots
         ]
         return max(sums) + target.assembler.beside_dot <= each
+
+    def _live_registers(self) -> int:
+        """Of a consumer's thread, for all tiles that are live at once."""
+        request = self.request
+        return live_registers(request.kernel, request.dots, self.sharing.groups, request.options)
 
     def _cached_bytes(self) -> int:
         """Bytes of lines that a loop reads again, where all of shared memory would leave the L1
