@@ -111,6 +111,22 @@ def test_the_environment_chooses(monkeypatch, tmp_path):
     assert ptxas.find("ptxas") is None
 
 
+@pytest.mark.parametrize("users", [None, "glibc.malloc.check=1"])
+def test_memory_is_tuned_unless_the_user_does(users, monkeypatch, tmp_path):
+    own, told = tmp_path / "ptxas", tmp_path / "told"
+    own.write_text(f'#!/bin/sh\nprintf %s "$GLIBC_TUNABLES" > {told}\nexit 1\n')
+    own.chmod(0o755)
+    monkeypatch.setenv("TKC_PTXAS", str(own))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # where a refused text is kept
+    if users is None:
+        monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    else:
+        monkeypatch.setenv("GLIBC_TUNABLES", users)
+    with pytest.raises(CompileError, match="it stopped with code 1"):
+        ptxas.assemble(PTX, "sm_80")
+    assert told.read_text() == (users or ptxas.TUNABLES)
+
+
 def test_fewer_blocks_are_asked_for_by_their_registers():
     """Of 128 threads 8 blocks have 64 registers each, 7 have 72; of 512 5 have more than 8."""
     text = ".reqntid 128, 1, 1\n.minnctapersm 8\n{"

@@ -22,6 +22,9 @@ from tkc.errors import CompileError, Location
 from tkc.ir.target import TARGETS
 
 MAX_SECONDS = 300  # of one run of a tool
+# ptxas allocates its memory in small steps, and much of its processor time goes into page faults:
+# glibc is told to grow the heap by 16 MB at a time, in huge pages where Linux gives them
+TUNABLES = "glibc.malloc.hugetlb=1:glibc.malloc.top_pad=16777216"
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,7 @@ def assemble(ptx: str, target: str, *options: str) -> Assembled:
                 capture_output=True,
                 text=True,
                 timeout=MAX_SECONDS,
+                env={"GLIBC_TUNABLES": TUNABLES} | os.environ,  # the user's own come first
             )
         except subprocess.TimeoutExpired:
             raise CompileError(
