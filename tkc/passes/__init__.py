@@ -11,6 +11,7 @@ from typing import Protocol
 
 from tkc.ir.plan import Plan
 from tkc.ir.target import Target
+from tkc.passes.analysis.remembered import Memory
 
 
 @dataclass(frozen=True, match_args=False)
@@ -70,6 +71,8 @@ class PassContext:
     # By `roles`: bytes of shared memory that such a plan must leave, since the passes after an
     # earlier one needed more than it had left.
     lack: dict[str, int] = field(default_factory=dict)
+    # of the passes that plan the program
+    memory: Memory = field(default_factory=Memory, repr=False, compare=False)
 
     def room(self, roles: str = "one") -> int:
         """Bytes of shared memory on which a plan may count."""

@@ -199,12 +199,16 @@ def kernel_of(module: ModuleOp) -> tile.Kernel:
     return kernels[0]
 
 
-@unchanged()
 def plan(module: ModuleOp, context: PassContext) -> Plan:
     """The plan of a kernel at level 0. Raises CompileError where the user's options leave none that
     is legal.
     """
-    program = Program.of(kernel_of(module))
+    with unchanged(module, context.memory):
+        return _best(Program.of(kernel_of(module)), context)
+
+
+def _best(program: Program, context: PassContext) -> Plan:
+    """What the rules choose, or of plans with roles what the cost model does."""
     made = _legally(program, context)
     if made.roles in ("one", "co_resident") or not (
         others := _narrowed(made, context.options, ROLE_CHOICES)
@@ -497,7 +501,14 @@ def _plan(program: Program, context: PassContext) -> Plan:
     def say(text: str) -> None:
         said.append(f"plan: {text}")
 
-    made = (_with_dots if program.dots else _without_dots)(program, context, say)
+    if program.dots:
+        made = _with_dots(program, context, say)
+    else:
+        made, reasons = _without_dots(
+            program, context.target, context.options, tuple(context.lack.items())
+        )
+        for reason in reasons:
+            say(reason)
     if made.roles == "one":
         made = replace(made, decisions=tuple(said))
     return replace(made, decisions=(*made.decisions, *_unused(made, context.options)))
@@ -522,8 +533,17 @@ def _shared_or_in_ring(loads: Sequence[LoadPlan], stages: int) -> tuple[LoadPlan
     return tuple(replace(x, path="shared") if x.path == "async" else x for x in loads)
 
 
-def _without_dots(program: Program, context: PassContext, say: Say) -> Plan:
-    """The plan of a program whose time is that of moving bytes."""
+@remembered
+def _without_dots(
+    program: Program, target: Target, options: LaunchOptions, lack: tuple[tuple[str, int], ...]
+) -> tuple[Plan, list[str]]:
+    """The plan of a program whose time is that of moving bytes, and what is said of it."""
+    said: list[str] = []
+    context = PassContext(target, options, lack=dict(lack))
+    return _streaming_plan(program, context, said.append), said
+
+
+def _streaming_plan(program: Program, context: PassContext, say: Say) -> Plan:
     kernel, ranges = program.kernel, Ranges()
     given = list(zip(program.loads, _loads(program), strict=True))
     chosen = streaming.choose(kernel, given, program.largest, context, say)
@@ -885,7 +905,12 @@ def crowded(module: ModuleOp, context: PassContext) -> list[tuple[tile.Dot, floa
     """Dots of one role whose results are stored no registers to compute with, the largest first;
     with each the share of the results of its loop for which there are.
     """
-    program, warps = Program.of(kernel_of(module)), context.options.num_warps or 16
+    with unchanged(module, context.memory):
+        return _crowded(Program.of(kernel_of(module)), context)
+
+
+def _crowded(program: Program, context: PassContext) -> list[tuple[tile.Dot, float]]:
+    warps = context.options.num_warps or 16
     most = min(
         MAX_REGISTERS_PER_THREAD,
         context.target.registers // (32 * warps),
@@ -917,7 +942,12 @@ def overfull(module: ModuleOp, context: PassContext) -> str:
     """What threads of a program without dots would have to hold, where registers do not; else
     nothing. Programs that stream through shared memory are exempt.
     """
-    if (program := Program.of(kernel_of(module))).dots:
+    with unchanged(module, context.memory):
+        return _overfull(Program.of(kernel_of(module)), context)
+
+
+def _overfull(program: Program, context: PassContext) -> str:
+    if program.dots:
         return ""
     made = _plan(program, context)
     threads = 32 * made.warps * made.cluster_split[0]
