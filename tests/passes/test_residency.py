@@ -23,7 +23,7 @@ from tkc.passes.planning.residency import (
     MAX_FEW_TRIPS,
     resident_by_registers,
     runs_few_iterations,
-    stages_of_few,
+    stages_within,
 )
 from tkc.sim import dataflow, level0, level4
 
@@ -62,7 +62,7 @@ GIVEN = [*[aligned(tkc.bfloat16, 2)] * 2, *[aligned(tkc.float32, 2)] * 2]
 # ---- how deep
 @given(BYTES, BYTES, st.integers(1, 32), st.sampled_from(sorted(TARGETS)))
 def test_a_ring_leaves_room_for_the_blocks_that_registers_hold(stage, others, resident, name):
-    stages = stages_of_few(stage, others, resident, target(name))
+    stages = stages_within(stage, others, resident, target(name))
     room = target(name).shared_bytes
     held = room // (stages * stage + others + BLOCK_BYTES)
     assert 1 <= stages <= 4
@@ -72,7 +72,7 @@ def test_a_ring_leaves_room_for_the_blocks_that_registers_hold(stage, others, re
 
 @given(BYTES, st.integers(1, 31), st.sampled_from(sorted(TARGETS)))
 def test_more_blocks_have_rings_no_deeper(stage, resident, name):
-    few, many = (stages_of_few(stage, 0, n, target(name)) for n in (resident, resident + 1))
+    few, many = (stages_within(stage, 0, n, target(name)) for n in (resident, resident + 1))
     assert many <= few
 
 

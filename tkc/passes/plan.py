@@ -56,7 +56,6 @@ from tkc.ir.text import location_of
 from tkc.ir.types import TileType, bits, element_of, f8e4m3, f8e5m2
 from tkc.ir.values import holds, operations_in, tile_type
 from tkc.passes import LaunchOptions, PassContext
-from tkc.passes.allocate_shared import MAX_UNSHARED_BYTES
 from tkc.passes.analysis.access import Access, bytes_of, tile_of
 from tkc.passes.analysis.mapped import (
     BEFORE_OR_INSIDE,
@@ -83,16 +82,10 @@ from tkc.passes.planning.pressure import (
     most_scalars,
     results_of_dots,
     room,
-    scratch,
-    together,
 )
 from tkc.passes.planning.program import Program
 from tkc.passes.planning.reading import Threads, ahead
-from tkc.passes.planning.residency import (
-    resident_by_registers,
-    runs_few_iterations,
-    stages_of_few,
-)
+from tkc.passes.planning.residency import runs_few_iterations, shared_bytes, stages_of_few
 from tkc.passes.planning.rings import run_ahead
 from tkc.passes.planning.roles.loads import sources_of_places
 from tkc.passes.planning.roles.multicast import has_small_accumulators
@@ -564,7 +557,7 @@ def _streaming_plan(program: Program, context: PassContext, say: Say) -> Plan:
     asked = context.options.num_stages
     stages = reading.stages or _stages(program, loads, warps, asked, context, say)
     loads = _shared_or_in_ring(loads, stages)
-    stage, others = _shared(program, loads)
+    stage, others = shared_bytes(program, loads)
     _say_one_block(spread, context, say)
     taken = reading.taken + in_rows * streaming.transposed_bytes(kernel)
     relaxed = _relaxed(context.options)
@@ -605,7 +598,7 @@ def _with_dots(program: Program, context: PassContext, say: Say) -> Plan:
     dots = tuple(_dot(i, d, warps, rows, each, context, say) for i, d in enumerate(program.dots))
     stages = _stages(program, loads, warps, options.num_stages, context, say)
     loads = _shared_or_in_ring(loads, stages)
-    stage, others = _shared(program, loads)
+    stage, others = shared_bytes(program, loads)
     raster = _raster(program, options, say)
     _say_one_block((1, 0), context, say)
     taken = stages * stage + others
@@ -846,7 +839,7 @@ def _most_accumulators(
         rows = tile_type(dot.acc).extents[-2]
         if instruction is None or rows < instruction.m * warps:
             return MAX_ACCUMULATOR_REGISTERS
-    stage, others = _shared(program, loads)
+    stage, others = shared_bytes(program, loads)
     if 2 * stage > _beside_another(others, context):
         return MAX_ACCUMULATOR_REGISTERS
     assembler = context.target.assembler
@@ -1134,23 +1127,6 @@ def _only_dots(value: SSAValue) -> bool:
     return True
 
 
-def _shared(program: Program, loads: tuple[LoadPlan, ...]) -> tuple[int, int]:
-    """Bytes of one stage of the largest loop's rings, and of the buffers outside rings."""
-    stages: dict[Operation | None, int] = {}
-    for op, load in zip(program.loads, loads, strict=False):
-        if load.path == "async":
-            stages[loop_of(op)] = stages.get(loop_of(op), 0) + bytes_of(op)
-    buffers = [
-        (op, bytes_of(op))
-        for op, load in zip(program.loads, loads, strict=False)
-        if load.path == "shared"
-    ]
-    lasting = sum(size for _, size in buffers if size <= MAX_UNSHARED_BYTES)
-    sharing = [(op, size) for op, size in buffers if size > MAX_UNSHARED_BYTES]
-    others = lasting + together(sharing, program.kernel) + scratch(program.kernel)
-    return max(stages.values(), default=0), others
-
-
 def _stages(
     program: Program,
     loads: tuple[LoadPlan, ...],
@@ -1159,21 +1135,26 @@ def _stages(
     context: PassContext,
     say: Say,
 ) -> int:
-    stage, others = _shared(program, loads)
+    stage, others = shared_bytes(program, loads)
     if not stage:
         if asked and asked > 1:
             say("num_stages is not used: no loop has a load that can run ahead")
         return 1
     if asked:
         return asked
-    if warps < MIN_WARPS and runs_few_iterations(program.kernel, _loops_of_rings(program, loads)):
-        resident = resident_by_registers(program.kernel, warps, context.target)
-        chosen = stages_of_few(stage, others, resident, context.target)
-        say(
-            f"{chosen} stage{'s'[: chosen > 1]} of {stage} bytes: loops run a few iterations, and"
-            f" registers hold {resident} blocks of a multiprocessor"
-        )
-        return chosen
+    loops = _loops_of_rings(program, loads)
+    if warps < MIN_WARPS and runs_few_iterations(program.kernel, loops):
+        return stages_of_few(program.kernel, warps, stage, others, context.target, say)
+    chosen, why = _stages_of_blocks(program, loads, warps, context)
+    say(f"{chosen} stages of {stage} bytes{why}")
+    return chosen
+
+
+def _stages_of_blocks(
+    program: Program, loads: tuple[LoadPlan, ...], warps: int, context: PassContext
+) -> tuple[int, str]:
+    """How many stages rings have, with room for further blocks where it is worth it; and which."""
+    stage, others = shared_bytes(program, loads)
     room = context.room() - others - RESERVED_SHARED_BYTES
     # as many blocks as have the warps of two of MIN_WARPS
     blocks = 2 * max(1, MIN_WARPS // warps)
@@ -1185,15 +1166,8 @@ def _stages(
     )
     if _widened(program, context):
         chosen = min(chosen, 2)
-    say(
-        f"{chosen} stages of {stage} bytes"
-        + (
-            f", so that {COUNTED[blocks]} blocks fit a multiprocessor"
-            if chosen * stage <= half and "one" not in context.lack
-            else ""
-        )
-    )
-    return chosen
+    beside = chosen * stage <= half and "one" not in context.lack
+    return chosen, f", so that {COUNTED[blocks]} blocks fit a multiprocessor" if beside else ""
 
 
 def _loops_of_rings(program: Program, loads: tuple[LoadPlan, ...]) -> set[Operation | None]:
@@ -1266,7 +1240,7 @@ def legal(plan: Plan, program: Program, context: PassContext) -> list[str]:
                 f" memory; at most {plan.stages} stages do"
             )
         return found
-    stage, others = _shared(program, plan.loads)
+    stage, others = shared_bytes(program, plan.loads)
     if others > context.target.shared_bytes:
         found.append(
             f"{others} bytes for loads, histograms and results of atomics do not fit"

@@ -7,14 +7,19 @@ the time; blocks that shared memory keeps out then cost more than it gains.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from xdsl.ir import Operation
 
 from tkc.ir import tile
+from tkc.ir.plan import LoadPlan
+from tkc.ir.rewrite import loop_of
 from tkc.ir.target import Target
+from tkc.passes.allocate_shared import MAX_UNSHARED_BYTES
+from tkc.passes.analysis.access import bytes_of
 from tkc.passes.planning.numbers import Numbers
-from tkc.passes.planning.pressure import demand
+from tkc.passes.planning.pressure import demand, scratch, together
+from tkc.passes.planning.program import Program
 
 MAX_FEW_TRIPS = 4  # of a loop that runs a few iterations
 MAX_THREAD_REGISTERS = 255
@@ -35,7 +40,7 @@ def resident_by_registers(kernel: tile.Kernel, warps: int, target: Target) -> in
     return max(1, min(target.registers // each, target.threads) // threads)
 
 
-def stages_of_few(stage: int, others: int, resident: int, target: Target) -> int:
+def stages_within(stage: int, others: int, resident: int, target: Target) -> int:
     """Stages of rings whose loops run a few iterations: as many as leave shared memory to all the
     blocks that registers hold (`resident`); two, if they leave it to most of them; else none ahead
     (1). stage, others: bytes of a stage, and of a block's other buffers.
@@ -46,3 +51,40 @@ def stages_of_few(stage: int, others: int, resident: int, target: Target) -> int
 
     deep = (n for n in (4, 3, 2) if held(n) >= resident)
     return next(deep, 2 if 3 * held(2) >= 2 * resident else 1)
+
+
+def stages_of_few(
+    kernel: tile.Kernel,
+    warps: int,
+    stage: int,
+    others: int,
+    target: Target,
+    say: Callable[[str], None],
+) -> int:
+    """Stages of a kernel's rings whose loops run a few iterations (`stages_within`), by blocks of
+    `warps` warps; says why.
+    """
+    resident = resident_by_registers(kernel, warps, target)
+    chosen = stages_within(stage, others, resident, target)
+    say(
+        f"{chosen} stage{'s'[: chosen > 1]} of {stage} bytes: loops run a few iterations, and"
+        f" registers hold {resident} blocks of a multiprocessor"
+    )
+    return chosen
+
+
+def shared_bytes(program: Program, loads: tuple[LoadPlan, ...]) -> tuple[int, int]:
+    """Bytes of one stage of the largest loop's rings, and of the buffers outside rings."""
+    stages: dict[Operation | None, int] = {}
+    for op, load in zip(program.loads, loads, strict=False):
+        if load.path == "async":
+            stages[loop_of(op)] = stages.get(loop_of(op), 0) + bytes_of(op)
+    buffers = [
+        (op, bytes_of(op))
+        for op, load in zip(program.loads, loads, strict=False)
+        if load.path == "shared"
+    ]
+    lasting = sum(size for _, size in buffers if size <= MAX_UNSHARED_BYTES)
+    sharing = [(op, size) for op, size in buffers if size > MAX_UNSHARED_BYTES]
+    others = lasting + together(sharing, program.kernel) + scratch(program.kernel)
+    return max(stages.values(), default=0), others
