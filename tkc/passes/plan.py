@@ -1153,7 +1153,9 @@ def _stages(
 def _stages_of_blocks(
     program: Program, loads: tuple[LoadPlan, ...], warps: int, context: PassContext
 ) -> tuple[int, str]:
-    """How many stages rings have, with room for further blocks where it is worth it; and which."""
+    """How many stages rings have, with room for further blocks of a multiprocessor where that pays;
+    and what is said of those blocks.
+    """
     stage, others = shared_bytes(program, loads)
     room = context.room() - others - RESERVED_SHARED_BYTES
     # as many blocks as have the warps of two of MIN_WARPS

@@ -1,4 +1,5 @@
-"""How many blocks of few warps are resident, and how deep their rings are then.
+"""What a block's rings and buffers take of shared memory; how many blocks of few warps are resident,
+and how deep their rings are then.
 
 What hides the latency of memory is either a ring, which asks ahead, or other blocks, which compute
 meanwhile. Where loops run a few iterations, a ring asks ahead a few times and holds its stages all
