@@ -1,5 +1,5 @@
-"""What a block's rings and buffers take of shared memory; how many blocks of few warps are resident,
-and how deep their rings are then.
+"""Shared memory of rings and buffers; how many blocks of few warps are resident, and how deep
+their rings are then.
 
 What hides the latency of memory is either a ring, which asks ahead, or other blocks, which compute
 meanwhile. Where loops run a few iterations, a ring asks ahead a few times and holds its stages all
@@ -19,11 +19,10 @@ from tkc.ir.target import Target
 from tkc.passes.allocate_shared import MAX_UNSHARED_BYTES
 from tkc.passes.analysis.access import bytes_of
 from tkc.passes.planning.numbers import Numbers
-from tkc.passes.planning.pressure import demand, scratch, together
+from tkc.passes.planning.pressure import MAX_REGISTERS_PER_THREAD, demand, scratch, together
 from tkc.passes.planning.program import Program
 
 MAX_FEW_TRIPS = 4  # of a loop that runs a few iterations
-MAX_THREAD_REGISTERS = 255
 ADDRESS_REGISTERS = 32  # of a thread, beside its tiles
 BLOCK_BYTES = 1024  # of shared memory that the system takes of each block
 
@@ -37,7 +36,7 @@ def runs_few_iterations(kernel: tile.Kernel, loops: Collection[Operation | None]
 def resident_by_registers(kernel: tile.Kernel, warps: int, target: Target) -> int:
     """How many blocks of a kernel's threads the registers of a multiprocessor hold."""
     threads = 32 * warps
-    each = min(MAX_THREAD_REGISTERS, -(-demand(kernel) // threads) + ADDRESS_REGISTERS)
+    each = min(MAX_REGISTERS_PER_THREAD, -(-demand(kernel) // threads) + ADDRESS_REGISTERS)
     return max(1, min(target.registers // each, target.threads) // threads)
 
 
