@@ -17,6 +17,7 @@ B2, B4, F2, S8 = (
     aligned(dtype, rank)
     for dtype, rank in ((tkc.bfloat16, 2), (tkc.bfloat16, 4), (tkc.float32, 2), (tkc.int8, 2))
 )
+I1 = array(tkc.int32, 1)
 
 
 def plan_of(kernel, *arguments, options=None, **constants):
@@ -47,8 +48,7 @@ def test_programs_whose_blocks_share_something_are_not_claimed(options):
 
 
 def test_programs_that_claim_their_work_are_not_claimed():
-    counter = array(tkc.int32, 1)
-    made = plan_of(claimed, counter, B2, B2, B2, N=64, options={"dynamic_schedule": True})
+    made = plan_of(claimed, I1, B2, B2, B2, N=64, options={"dynamic_schedule": True})
     assert says(made, "dynamic_schedule = True is not used: programs take their work themselves")
 
 
@@ -193,6 +193,33 @@ def scaled(a, b, c, N: tkc.constexpr):
         right = tkc.load(b, (k, 0), (64, N)) * 2
         total = tkc.dot(tkc.load(a, (0, k), (N, 64)), right, total)
     tkc.store(c, (0, 0), total.to(c.dtype))
+
+
+def as_far_as_said(a, b, c, ends, N: tkc.constexpr):
+    """A number in memory says how many steps all programs have."""
+    m, n, total = tkc.program_id(0) * N, tkc.program_id(1) * N, tkc.zeros((N, N))
+    for k in tkc.range(0, ends[0] * 64, 64):
+        total = tkc.dot(tkc.load(a, (m, k), (N, 64)), tkc.load(b, (k, n), (64, N)), total)
+    tkc.store(c, (m, n), total.to(c.dtype))
+
+
+def as_far_as_asked(a, b, c, ends, N: tkc.constexpr):
+    """The same, where the number is read if another says so."""
+    m, n, total = tkc.program_id(0) * N, tkc.program_id(1) * N, tkc.zeros((N, N))
+    last = a.shape[1]
+    if b.shape[0] < last:
+        last = ends[0] * 64
+    for k in tkc.range(0, last, 64):
+        total = tkc.dot(tkc.load(a, (m, k), (N, 64)), tkc.load(b, (k, n), (64, N)), total)
+    tkc.store(c, (m, n), total.to(c.dtype))
+
+
+def test_warpgroups_share_programs_whose_steps_are_read_in_each_program():
+    alone = {"roles": "pingpong"}
+    made = plan_of(as_far_as_asked, B2, B2, B2, I1, N=128, options=alone)
+    why = "the number of steps is read from memory in each program"
+    assert says(made, f"cooperative: a block's consumers share a program: {why}")
+    assert plan_of(as_far_as_said, B2, B2, B2, I1, N=128, options=alone).roles == "pingpong"
 
 
 @pytest.mark.parametrize(

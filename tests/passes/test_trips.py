@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tkc
-from tests.language.kernels import i32, traced
+from tests.language.kernels import array, i32, traced
 from tests.passes.kernels import aligned
 from tkc.fuzz.check import Comparison, Variant
 
@@ -59,6 +59,31 @@ OPTIONS = [
 @pytest.mark.parametrize("first, end, step, shift", [*FAR, *NEAR, (0, 192, 64, 0)])
 def test_a_loop_near_the_ends_of_its_type(options, first, end, step, shift):
     checked(products, "abo", dict(STEP=step, SHIFT=shift), first, end, options)
+
+
+def as_far_as_said(a, b, o, ends):
+    """Sums of products of as many blocks as a number in memory says."""
+    m, n, acc = tkc.program_id(0) * N, tkc.program_id(1) * N, tkc.zeros((N, N))
+    for k in tkc.range(0, ends[0] * N, N):
+        acc = tkc.dot(tkc.load(a, (m, k), (N, N)), tkc.load(b, (k, n), (N, N)), acc)
+    tkc.store(o, (m, n), acc)
+
+
+@pytest.mark.parametrize("options", [(), *OPTIONS], ids=str)
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_loop_whose_end_is_read_before_all_programs(options, count):
+    kinds = aligned(tkc.float16, 2), aligned(tkc.float16, 2), aligned(tkc.float32, 2)
+    module = traced(as_far_as_said, *kinds, array(tkc.int32, 1))
+
+    def make() -> dict:
+        rng = np.random.default_rng(0)
+        a = rng.integers(-1, 2, (3 * N, 3 * N)).astype(np.float16)
+        o = np.ones((3 * N, 3 * N), np.float32)
+        return {"a": a, "b": a.T.copy(), "o": o, "ends": np.array([count], np.int32)}
+
+    comparison = Comparison(module, make, (3, 3))
+    assert comparison.want["o"].any() == (count > 0)
+    assert not list(comparison.passes(Variant("sm_90a", None, 3, each=False, forced=options)))
 
 
 def attended(q, k, o, first, end, STEP: tkc.constexpr, LESS: tkc.constexpr, SHIFT: tkc.constexpr):

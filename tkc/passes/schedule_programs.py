@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from xdsl.dialects import scf
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, UnitAttr, i64
 from xdsl.ir import Block, Operation
 
@@ -37,7 +38,8 @@ from tkc.ir.rewrite import Builder, replace
 from tkc.ir.types import TileType
 from tkc.ir.values import first_of, is_side_effect_free, operations_in, parent_of, terminator_of
 from tkc.passes import PassContext
-from tkc.passes.analysis.alias import accessed, overlapping
+from tkc.passes.analysis.alias import Overlaps, accessed, is_number_of_all, overlapping
+from tkc.passes.analysis.program_axes import sources
 from tkc.passes.analysis.values import WRITES
 from tkc.passes.programs.order import in_groups
 from tkc.passes.programs.persistent import Programs
@@ -107,7 +109,7 @@ def _persistent(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
 def _in_each_program(kernel: tile.Kernel, plan: Plan, context: PassContext) -> list[Operation]:
     """What of a kernel is done in each of a block's programs, in order."""
     if plan.dots:
-        return _dependent(kernel.body.block)
+        return _beside_dots(kernel, context.overlaps)
     return _each_program(kernel.body.block, plan.resident_operands, context.overlaps)
 
 
@@ -140,9 +142,20 @@ def _note(kernel: tile.Kernel, plan: Plan, context: PassContext) -> None:
         kernel.set_integer("split", plan.cluster_split[0])
 
 
-def _dependent(
-    block: Block, shared: Callable[[Operation], bool] = is_side_effect_free
-) -> list[Operation]:
+def _beside_dots(kernel: tile.Kernel, overlaps: Overlaps) -> list[Operation]:
+    """What programs with dots do: how long loops run is read once, where all run as long, so that
+    it is known of programs which others run.
+    """
+    loops = operations_in(kernel, scf.ForOp)
+    counts = sources(bound for loop in loops for bound in (loop.lb, loop.ub, loop.step))
+
+    def shared(op: Operation) -> bool:
+        return is_side_effect_free(op) or op in counts and is_number_of_all(op, overlaps)
+
+    return _dependent(kernel.body.block, shared)
+
+
+def _dependent(block: Block, shared: Callable[[Operation], bool]) -> list[Operation]:
     """The operations of a kernel that a program id reaches, or that programs do not share (that
     have effects), in order.
     """
@@ -158,7 +171,7 @@ def _dependent(
     return [op for op in block.ops if op in moved]
 
 
-def _each_program(block: Block, keep: bool, overlaps) -> list[Operation]:
+def _each_program(block: Block, keep: bool, overlaps: Overlaps) -> list[Operation]:
     """The same for programs without dots, whose tiles fill the registers: indices, masks and what
     is computed of blocks that all programs share are made anew in each; the blocks themselves are
     read once where the plan keeps them."""

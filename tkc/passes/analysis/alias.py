@@ -25,6 +25,7 @@ from tkc.ir.elementwise import Elementwise
 from tkc.ir.origin import origin
 from tkc.ir.rewrite import body_of, loops_of
 from tkc.ir.threads import Identity, NextProgram
+from tkc.ir.types import TileType
 from tkc.ir.values import (
     ancestor,
     array_type,
@@ -127,6 +128,18 @@ def unchanged(op: tile.Load | shared.Copy, loop: Operation, overlaps: Overlaps) 
     """
     array = accessed(op)
     return array is not None and _unchanged(op, loop, overlapping(array, overlaps))
+
+
+def is_number_of_all(op: Operation, overlaps: Overlaps) -> bool:
+    """Whether an operation is a kernel's load of a number that nothing in the kernel writes: where
+    no program id reaches its place, it is the same for all programs.
+    """
+    return (
+        isinstance(op, tile.Load)
+        and not isinstance(op.result.type, TileType)
+        and isinstance(kernel := op.parent_op(), tile.Kernel)
+        and unchanged(op, kernel, overlaps)
+    )
 
 
 def _unchanged(

@@ -16,6 +16,7 @@ from tkc.ir.rewrite import loops_of
 from tkc.ir.types import TileType
 from tkc.ir.values import tile_type
 from tkc.passes import LaunchOptions
+from tkc.passes.analysis.alias import is_number_of_all
 from tkc.passes.analysis.program_axes import from_memory, program_axes, sources
 from tkc.passes.analysis.values import LOADS
 from tkc.passes.layouts.epilogue_subtiles import epilogue_registers
@@ -313,9 +314,16 @@ def _together_by_steps(request: RoleRequest) -> str:
     alike = request.options.roles == "pingpong" or _takes_steps_in_turn(loop)
     if is_conditional(loop) or program_axes(bounds) and (not alike or from_memory(bounds)):
         return "the number of steps differs between programs"
+    if any(_is_read_in_each(op, request) for op in sources(bounds)):
+        return "the number of steps is read from memory in each program"
     if differs_in_steps(bounds, loops_of(loop)):
         return "the number of steps differs between iterations of a loop round it"
     return ""
+
+
+def _is_read_in_each(op: Operation, request: RoleRequest) -> bool:
+    """Whether every program loads something itself."""
+    return isinstance(op, LOADS) and not is_number_of_all(op, request.overlaps)
 
 
 def together_by_registers(request: RoleRequest) -> str:
