@@ -43,7 +43,7 @@ trials: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.trials
 
 test-gpu: $(VENV)/.installed
-	TKC_TEST_SEED=all $(BIN)/python -m pytest -q -m gpu
+	TKC_TEST_SEED=all $(BIN)/python -m pytest -q -m gpu -n $(JOBS) --dist worksteal
 
 measure: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.campaign --out out/measured
