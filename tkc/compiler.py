@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -299,46 +299,14 @@ class Compiled:
         that let fewer blocks share a multiprocessor, and that keep less alive, are tried, and
         become `ptx` if they spill less.
         """
-        from tkc.codegen.ptx import ptxas
-        from tkc.codegen.ptx.sink import rematerialise, sink_to_uses
+        from tkc.codegen.ptx.leanest import leanest
 
         if self.ptx is None or self.interface is None:
             raise CompileError(
                 f"{self.name} was compiled for {self.target}; resources are those of a GPU target"
                 " such as sm_90a"
             )
-        threads = self.interface.threads
-        assembled = cache(partial(ptxas.assemble, target=self.target))
-
-        def untold(text: str, blocks: int) -> str:
-            """Without the number of blocks that share a multiprocessor, if so many do anyway."""
-            free = assembled(other := ptxas.unlimited(text))
-            most = ptxas.most_of(blocks, self.target, threads)
-            return text if free.spill_stores or free.registers > most else other
-
-        told, shared = ptxas.blocks_of(self.ptx), ".minnctapersm" in self.ptx
-        if ptxas.computes_again(self.ptx):
-            self.ptx = untold(self.ptx, told)
-        found = assembled(self.ptx)
-        fewer: list[Callable[[str], str]] = [
-            sink_to_uses,
-            rematerialise,
-            lambda text: sink_to_uses(rematerialise(text)),
-        ]
-        # blocks that the plan has share a multiprocessor are given up last
-        alone: list[Callable[[str], str]] = []
-        for blocks in ptxas.fewer_blocks(self.ptx, self.target, threads):
-            roomy = partial(ptxas.roomy, threads=threads, blocks=blocks)
-            alone += [partial(untold, blocks=blocks), roomy]
-        as_planned: Callable[[str], str] = partial(untold, blocks=told)
-        for leaner in [as_planned, *fewer, *alone] if shared else [*alone, *fewer]:
-            if not found.spill_stores:
-                break
-            if (text := leaner(self.ptx)) == self.ptx:
-                continue
-            other = assembled(text)
-            if other.spill_stores < found.spill_stores:
-                self.ptx, found = text, other
+        self.ptx, found = leanest(self.ptx, self.interface, self.target)
         return found
 
     @cached_property

@@ -168,6 +168,7 @@ class Interface:
     cluster_programs: tuple[int, int] = (1, 1)
     # the kernel itself waits for the launch before it, which need not have ended when it begins
     dependent: bool = False
+    tile_registers: int = 0  # of a thread, at most, that tiles take at once (assign-registers)
 
     def blocks_with_work(self, grid: Sequence[int]) -> int:
         """Blocks of a persistent launch that have a program or a part of one, whole clusters: where

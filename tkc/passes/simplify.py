@@ -302,10 +302,11 @@ def sweep(kernel: tile.Kernel) -> bool:
     """Erases what no effect depends on. A carried value is alive only if its result, or something
     alive in the loop, uses it.
     """
-    effects: list[Operation | SSAValue] = [op for op in kernel.walk() if _has_effect(op)]
+    ops = list(kernel.walk())
+    effects: list[Operation | SSAValue] = [op for op in ops if _has_effect(op)]
     alive = set(reached(effects, _needs))
     changed = False
-    for op in reversed(list(kernel.walk())):
+    for op in reversed(ops):
         if op.parent is not None:
             changed |= _trim(op, alive) if op in alive else _erase_unused(op)
     return changed

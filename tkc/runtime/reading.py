@@ -49,7 +49,7 @@ class Reading:
 @cache
 def reading_of(code: types.CodeType) -> Reading:
     """What a function reads of what lies outside of it, by its source."""
-    from tkc.language.syntax_trees import definition_of
+    from tkc.language.syntax_trees import definition_of, walk
 
     codes = [code]
     for c in codes:
@@ -62,11 +62,13 @@ def reading_of(code: types.CodeType) -> Reading:
         except (OSError, TypeError, SyntaxError):  # no source: the byte code stands for it
             chains_read = frozenset((n, a) for c in codes for n in names for a in c.co_names)
             return Reading(names, chains_read, names, _byte_code(codes), _attribute_names(codes))
-    chains, bare = _chains_and_bare_names(tree)
+    nodes = walk(tree)
+    chains, bare = _chains_and_bare_names(nodes)
     text = _spelled(tree, without_decorators=True).encode()
     if code.co_name == "<lambda>":  # its source is the whole statement, which may hold several
         text += _byte_code(codes)
-    return Reading(names, chains, bare, text, _attribute_names(codes), _asked(tree), _imports(tree))
+    asked, imports = _asked(nodes), _imports(nodes)
+    return Reading(names, chains, bare, text, _attribute_names(codes), asked, imports)
 
 
 def _attribute_names(codes: list[types.CodeType]) -> frozenset[str]:
@@ -77,23 +79,19 @@ def _attribute_names(codes: list[types.CodeType]) -> frozenset[str]:
     return frozenset(texts).union(*(c.co_names for c in codes))
 
 
-def _asked(tree: ast.AST) -> frozenset[str]:
+def _asked(nodes: list[ast.AST]) -> frozenset[str]:
     """The last names of functions that are called with nothing: what they give is not a matter of
     their arguments.
     """
-    from tkc.language.syntax_trees import walk
-
-    calls = (n.func for n in walk(tree) if isinstance(n, ast.Call) and not (n.args or n.keywords))
+    calls = (n.func for n in nodes if isinstance(n, ast.Call) and not (n.args or n.keywords))
     found = (getattr(f, "attr", None) or getattr(f, "id", None) for f in calls)
     return frozenset(name for name in found if name)
 
 
-def _imports(tree: ast.AST) -> tuple[Imported, ...]:
+def _imports(nodes: list[ast.AST]) -> tuple[Imported, ...]:
     """What a function imports itself."""
-    from tkc.language.syntax_trees import walk
-
     found: list[Imported] = []
-    for node in walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found += [
                 Imported(a.asname or a.name.partition(".")[0], a.name, renamed=bool(a.asname))
@@ -123,12 +121,9 @@ def _outside_names(code: types.CodeType) -> list[str]:
 
 
 def _chains_and_bare_names(
-    tree: ast.AST,
+    nodes: list[ast.AST],
 ) -> tuple[frozenset[tuple[str, ...]], frozenset[str]]:
     """The attribute chains of names, and the names that are read without an attribute too."""
-    from tkc.language.syntax_trees import walk
-
-    nodes = walk(tree)
     chains, roots = set(), set()
     within = {n.value for n in nodes if isinstance(n, ast.Attribute)}
     for node in nodes:

@@ -1,6 +1,7 @@
 """ptxas: finding it, reading what it says, and what becomes of its refusals."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -178,3 +179,23 @@ def test_what_spills_as_it_is_told_of_blocks_is_not_told(registers, most, is_tol
     assert not compiled.resources.spill_stores and told > most
     assert (f".minnctapersm {most}\n" in compiled.ptx) == is_told
     assert (".minnctapersm" in compiled.ptx) == is_told
+
+
+@pytest.mark.parametrize("tiles, untold, tried", [(64, 80, False), (64, 64, True), (32, 80, True)])
+def test_what_will_spill_is_not_tried(tiles, untold, tried, monkeypatch):
+    """Tiles leave too little of what so many blocks have, and untold of them it takes more."""
+    texts = []
+
+    def assemble(text, target):
+        texts.append(text)
+        is_told = ".minnctapersm" in text
+        spilled = 8 if is_told and tiles > 32 and untold > 64 else 0
+        return ptxas.Assembled(b"", 64 if is_told else untold, spilled, spilled, 0, 0, 0, (), "")
+
+    compiled = tkc.jit(summed).compile("f32[64, 65536]", "f32[64]", N=1024, target="sm_90a")
+    planned = re.sub(r"\.minnctapersm \d+", ".minnctapersm 8", compiled.ptx)
+    interface = replace(compiled.interface, threads=128, tile_registers=tiles)
+    compiled = replace(compiled, ptx=planned, interface=interface)
+    monkeypatch.setattr(ptxas, "assemble", assemble)
+    assert not compiled.resources.spill_stores
+    assert (planned in texts) == tried == (compiled.ptx == planned)

@@ -157,6 +157,7 @@ def _program(e: Emitter) -> PtxProgram:
         e.nonzero,
         kernel.cluster_programs,
         any(isinstance(op, Dependency) and op.kind.data == "wait" for op in kernel.walk()),
+        kernel.integer("registers"),
     )
     text = "\n".join(
         [

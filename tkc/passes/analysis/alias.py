@@ -37,6 +37,8 @@ from tkc.ir.values import (
 from tkc.passes.analysis.remembered import remembered
 from tkc.passes.analysis.values import WRITES
 
+_WRITERS = (shared.CopyOut, *WRITES)
+
 # Groups of array arguments, by number, that share memory: `PassContext.overlaps`.
 Overlaps = Sequence[tuple[int, ...]]
 
@@ -175,7 +177,7 @@ def _is_relaxed(op: Operation) -> bool:
 def _writes_any(ops: Iterable[Operation], arguments: Container[SSAValue]) -> bool:
     """Whether any operation writes to some array arguments, or to one that is not known."""
     for op in ops:
-        if isinstance(op, (shared.CopyOut, *WRITES)):
+        if isinstance(op, _WRITERS):
             written = accessed(op)
             if written is None or written in arguments:
                 return True
