@@ -277,6 +277,55 @@ def test_two_constants_are_one_where_the_function_is_associative(name):
     np.testing.assert_array_equal(*outputs)
 
 
+BITS = st.sampled_from(["xor", "or", "and", "shl", "shr", "mul", "add"])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from([ui32, i32]),
+    st.lists(st.tuples(BITS, st.integers(0, 9), st.integers(0, 31)), min_size=2, max_size=12),
+    st.lists(st.integers(0, 2**32 - 1), min_size=5, max_size=5),
+)
+def test_bits_stay_what_they_were(element, steps, numbers):
+    """Of values that are computed of one another, and of constants."""
+    dtype = np.uint32 if element == ui32 else np.int32
+    x = np.array(numbers, np.uint32).view(dtype)
+
+    def emit(a, o):
+        made = [tile.Load(a, [tile.Constant(0, i32).result], [5]).result]
+        for name, other, n in steps:
+            by_number = name in ("shl", "shr") or other > len(made)
+            y = tile.Constant(n, made[0].type).result if by_number else made[-other]
+            made.append(C[name](made[-1], y).results[0])
+        put(o, made[-1])
+
+    outputs = []
+    for change in False, True:
+        module = kernel([ArrayType(1, element), ArrayType(1, element)], emit)
+        if change:
+            simplified(module)
+        out = np.zeros(5, dtype)
+        level0.run(module, [x, out], (1,))
+        outputs.append(out)
+    np.testing.assert_array_equal(*outputs)
+
+
+def test_what_is_mixed_twice_is_not_mixed():
+    """x ^ x >> 16, done twice, is x: the second shift drops what the first one mixed in."""
+
+    def emit(a, o):
+        v = tile.Load(a, [tile.Constant(0, i32).result], [5]).result
+        for by in 16, 16, 13:
+            n = tile.Constant(by, v.type).result
+            v = C["xor"](v, C["shr"](v, n).results[0]).results[0]
+        put(o, v)
+
+    module = kernel([ArrayType(1, ui32), ArrayType(1, ui32)], emit)
+    simplified(module)
+    shifts = [op for op in module.walk() if isinstance(op, C["shr"])]
+    assert [op.args[1].owner.number for op in shifts] == [13]
+
+
 def test_x_plus_zero_stays_for_floats_and_minus_zero_goes():
     def f(x, o, Z: tkc.constexpr):
         tkc.store(o, (0,), tkc.load(x, (0,), (8,)) + Z)

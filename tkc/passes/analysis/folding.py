@@ -203,6 +203,8 @@ def _binary(op: ew.Elementwise, ranges: Ranges) -> Sequence[SSAValue] | None:
         return None
     if (values := _associated(op, right, t)) is not None:
         return values
+    if (values := _bits(op, right, ranges)) is not None:
+        return values
     if (values := _by_range(op, ranges)) is not None:
         return values
     if name in ("add", "and", "shr") and (whole := counted(op.result)) is not None:
@@ -276,6 +278,32 @@ def _associated(
         return None
     (number,) = _number_before(op, combined)
     return _new_before(op, ew.CLASSES[name](inner.args[0], number))
+
+
+def _bits(
+    op: ew.Elementwise, right: int | float | None, ranges: Ranges
+) -> Sequence[SSAValue] | None:
+    """What follows of bits: those that an operation before has set already, has changed once
+    before, or that a shift drops.
+
+        (x ^ y) ^ y = x      (x | y) | y = x | y      (x & y) & y = x & y
+        (x ^ y) >> n = x >> n,  (x | y) >> n = x >> n   where 0 <= y < 2^n
+    """
+    name = op.fn.name
+    if name in ("xor", "or", "and"):
+        for outer, other in (op.args, op.args[::-1]):
+            inner = defining_op(outer, ew.CLASSES[name])
+            if inner is not None and other in inner.args:
+                a, b = inner.args
+                return [(b if other is a else a) if name == "xor" else outer]
+        return None
+    if name != "shr" or right is None or not 0 <= right < bits(element_of(op.result.type)):
+        return None
+    inner = defining_op(op.args[0], ew.CLASSES["xor"]) or defining_op(op.args[0], ew.CLASSES["or"])
+    for kept, low in () if inner is None else (inner.args, inner.args[::-1]):
+        if (held := ranges.of(low)) is not None and held.lo >= 0 and held.hi < 1 << int(right):
+            return _new_before(op, ew.CLASSES["shr"](kept, op.args[1]))
+    return None
 
 
 def _by_range(op: ew.Elementwise, ranges: Ranges) -> Sequence[SSAValue] | None:
