@@ -8,13 +8,15 @@ from itertools import chain
 from math import prod
 
 from xdsl.dialects import scf
+from xdsl.ir import Operation
 
 from tkc.ir import tile
 from tkc.ir.host_values import is_unbounded
 from tkc.ir.types import bits
 from tkc.ir.values import tile_type
+from tkc.passes.analysis.alias import Overlaps, unwritten
 from tkc.passes.analysis.mapped import dense_of_block, of_block
-from tkc.passes.analysis.program_axes import program_axes, ways_to
+from tkc.passes.analysis.program_axes import program_axes, sources, ways_to
 from tkc.passes.planning.operands import summed
 from tkc.passes.planning.order import reads_first_of_written
 from tkc.passes.planning.rings import Ring
@@ -52,7 +54,8 @@ class Multicast:
         if not (sizes and _run_together(request, sharing) and _may_share(request)):
             return Multicast()
         along = [axis for axis, n in enumerate(shape) if n > 1]
-        if reads_first_of_written(request.operand_loads, along, request.overlaps):
+        copied = [op for ring in rings for op in ring if isinstance(op, tile.Load)]
+        if reads_first_of_written(copied, along, request.overlaps):
             why_not = "operands lie in an array of which every program writes a part"
             return Multicast(why_not=why_not)
         return _useful(request, rings, shape)
@@ -64,7 +67,10 @@ def _useful(request: RoleRequest, rings: Sequence[Ring], shape: tuple[int, int])
     """
     is_asked = request.options.cluster is not None
     ring_of = _rings_in(request.main_loop, request.operand_loads, rings)
-    found = {load: _shared_copy(load, ring, shape, is_asked) for load, ring in ring_of.items()}
+    found = {
+        load: _shared_copy(load, ring, shape, is_asked, request.overlaps)
+        for load, ring in ring_of.items()
+    }
     copies = {load: copy for load, (copy, _) in found.items() if copy is not None}
     reasons = [why for _, why in found.values() if why]
     shared = {axis for copy in copies.values() for axis in copy.among}
@@ -104,14 +110,31 @@ def _may_share(request: RoleRequest) -> bool:
     )
 
 
+def _is_unread(op: Operation, overlaps: Overlaps) -> bool:
+    """Whether a padding tile leaves out what an operation finds (programs/tile_groups.py), so that
+    the other blocks of its cluster go by another number.
+    """
+    if isinstance(op, tile.LoadPointers):
+        return True
+    if isinstance(op, tile.Load):
+        return is_unbounded(op.array) or not unwritten(op, overlaps)
+    return isinstance(op, (scf.WhileOp, tile.Atomic))
+
+
 def _shared_copy(
-    load: tile.Load, ring: Ring, shape: tuple[int, int], is_asked: bool
+    load: tile.Load, ring: Ring, shape: tuple[int, int], is_asked: bool, overlaps: Overlaps
 ) -> tuple[SharedCopy | None, str]:
     """How blocks of a cluster share the copy of an operand; None where they do not, and why, if
     they could. All that fills its ring they must do equally often, whether they share it or not:
     the stage that is filled next is the same in each.
     """
-    differs = program_axes(chain(load.operands, *map(ways_to, ring)))
+    read = list(chain(load.operands, *map(ways_to, ring)))
+    if any(_is_unread(op, overlaps) for op in sources(read)):
+        return None, (
+            "where an operand lies, or how often it is read, is found in memory by addresses, in a"
+            " loop without a count or by an atomic, which a tile beyond the grid's end leaves out"
+        )
+    differs = program_axes(read)
     among = tuple(axis for axis, n in enumerate(shape) if n > 1 and axis not in differs)
     extents = [n for n in load.extents.get_values() if n >= 0]
     if not among or len(extents) != 2 or len(load.extents.get_values()) != 2:
