@@ -19,12 +19,12 @@ from tkc.ir.ranges import Ranges
 from tkc.ir.rewrite import before, erase, loops_of
 from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import SharedType, TileType, bits, element_of
-from tkc.ir.values import extents_of, layout_of, shared_type, tile_type
+from tkc.ir.values import extents_of, layout_of, operations_in, shared_type, tile_type
 from tkc.passes import PassContext
 from tkc.passes.analysis.access import Access
 from tkc.passes.analysis.alias import is_alternative, is_of_programs, may_meet
 from tkc.passes.analysis.mapped import may_lie_before
-from tkc.passes.layouts.buffers import offsets_of_parts, read, written
+from tkc.passes.layouts.buffers import offsets_of_parts, read, view, written
 from tkc.passes.layouts.epilogue_subtiles import (
     EPILOGUE_REGISTERS_PER_THREAD,
     LONG_EPILOGUE_REGISTERS,
@@ -68,10 +68,22 @@ class _Stores:
             if isinstance(op, (tile.Store, tile.AtomicBlock))
             and isinstance(op.value.type, TileType)
         ]
-        self.parts = Parts(self.large, context.overlaps)
+        self.parts = Parts(self.large, context.overlaps, self._read_part)
 
     def run(self) -> None:
         """Replaces each store of an accumulator."""
+        self._replace_stores()
+        for op in operations_in(self.kernel, shared.Read):
+            if op.result.first_use is None:  # it was read part by part
+                erase(op)
+
+    def _read_part(
+        self, buffer: SSAValue, offsets: tuple[int, ...], part: TileType, at: Operation
+    ) -> SSAValue:
+        """A part of what a buffer holds, in registers."""
+        return read(view(buffer, offsets, part.extents, at), part, at, self.context)
+
+    def _replace_stores(self) -> None:
         stores = [op for op in self.large if self._is_accumulator(op, False)]
         shared = [op for op in self.large if self._shares_columns(op)]
         transposed = [op for op in self.large if self._is_accumulator(op, True)]

@@ -28,8 +28,9 @@ from typing import NamedTuple
 from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, SSAValue
 
-from tkc.ir import tile
+from tkc.ir import shared, tile
 from tkc.ir.rewrite import Builder, before, loops_of, retype
+from tkc.ir.shared_layout import SharedLayout
 from tkc.ir.types import TileType, bits, element_of
 from tkc.ir.values import (
     Walk,
@@ -38,8 +39,10 @@ from tkc.ir.values import (
     index_of,
     is_side_effect_free,
     layout_of,
+    owner_of,
     owner_op,
     reached,
+    shared_type,
     tile_type,
     tiles,
     without_recursion,
@@ -353,14 +356,21 @@ class _Reader(NamedTuple):
     axes: Axes
 
 
+# Reads a part of a buffer, of this type, from where it begins on, before an operation.
+ReadPart = Callable[[SSAValue, tuple[int, ...], TileType, Operation], SSAValue]
+
+
 class Parts:
     """The parts of the values that some stores need. `of(value, area, anchor)` makes one before the
     anchor; what was made is kept. Where an epilogue computes much, a part is concatenated of pieces
-    of a few columns each, so that what one needs is no longer live before the next.
+    of a few columns each, so that what one needs is no longer live before the next. Of a block that
+    a ring brought a part is read at a time (read_part).
     """
 
-    def __init__(self, stores: Sequence[ResultStore], overlaps: Overlaps):
-        self.overlaps = overlaps
+    def __init__(
+        self, stores: Sequence[ResultStore], overlaps: Overlaps, read_part: ReadPart | None = None
+    ):
+        self.overlaps, self.read_part = overlaps, read_part
         self.within = epilogue_of(stores)
         self.readers = self._readers_of_loads(stores)
         self.loads = {op for op in self.within if isinstance(op, tile.Load) and self._may_move(op)}
@@ -411,7 +421,7 @@ class Parts:
         """A part; what it loads is loaded for the whole that it belongs to."""
         if not isinstance(value.type, TileType) or area[1] == value.type.extents:
             return value
-        if value.owner in self.loads and area != whole:
+        if (value.owner in self.loads or self._is_read(value)) and area != whole:
             offsets = tuple(a - b for a, b in zip(area[0], whole[0], strict=True))
             loaded = self._part(value, whole, whole, anchor)
             return self._slice(loaded, (offsets, area[1]), anchor)
@@ -444,7 +454,27 @@ class Parts:
     def _slice(self, value: SSAValue, area: Area, anchor: Operation) -> SSAValue:
         if area[1] == extents_of(value):
             return value
+        if self.read_part and self._is_read(value):
+            return self._read(value, area, anchor, self.read_part)
         return before(anchor, tile.Slice(value, area[0], _type_of_part(value, area))).result
+
+    def _read(
+        self, value: SSAValue, area: Area, anchor: Operation, read_part: ReadPart
+    ) -> SSAValue:
+        """A part of a ring's block: of whole panels, which a swizzle does not let be divided."""
+        buffer = owner_of(value, shared.Read).buffer
+        panels = _panels_around(area, shared_type(buffer).memory)
+        if panels == area:
+            return read_part(buffer, area[0], _type_of_part(value, area), anchor)
+        whole = value
+        if panels[1] != extents_of(value):
+            whole = self._part(value, panels, panels, anchor)
+        offsets = tuple(a - b for a, b in zip(area[0], panels[0], strict=True))
+        return before(anchor, tile.Slice(whole, offsets, _type_of_part(value, area))).result
+
+    def _is_read(self, value: SSAValue) -> bool:
+        """Whether a value is what a ring brought, for these stores alone."""
+        return isinstance(value.owner, shared.Read) and value.owner in self.within
 
     def _clone(
         self, op: Operation, operands: list[SSAValue], result: TileType, anchor: Operation
@@ -532,6 +562,16 @@ class Parts:
             and all(axis in (None, i) for i, axis in enumerate(reader.axes))
             for reader in self.readers.get(load, ())
         )
+
+
+def _panels_around(area: Area, memory: SharedLayout) -> Area:
+    """The least part of a buffer that has another, and begins and ends where a slice may."""
+    starts, ends = [], []
+    for axis, (start, count) in enumerate(zip(*area, strict=True)):
+        step, _ = memory.linear(axis)
+        starts.append(start // step * step)
+        ends.append(min(memory.shape[axis], -(-(start + count) // step) * step))
+    return tuple(starts), tuple(b - a for a, b in zip(starts, ends, strict=True))
 
 
 def _type_of_part(value: SSAValue, area: Area) -> TileType:

@@ -37,6 +37,7 @@ Each decision is a file of planning/roles/, and each takes those before it:
   loads         which loads fill which ring
   multicast     which copies the blocks of a cluster share
   memory        stages of rings and buffers of results in shared memory
+  result_blocks which blocks that are read beside results have rings
   programs      in what order blocks run programs
   decisions     what is said of all that
 """
@@ -78,6 +79,7 @@ from tkc.passes.planning.roles.memory import BlockMemory
 from tkc.passes.planning.roles.multicast import Multicast
 from tkc.passes.planning.roles.programs import ProgramOrder
 from tkc.passes.planning.roles.request import NoRoles, RoleRequest
+from tkc.passes.planning.roles.result_blocks import has_room, result_blocks
 from tkc.passes.planning.roles.sharing import Sharing, together_by_registers
 
 # of a hundred of the clocks of an iteration, that a converter saves: it takes registers and rings
@@ -315,11 +317,31 @@ def _decided(program: Program, context: PassContext, plan: Plan, single: str = "
     sharing = Sharing.of(request)
     execution = DotExecution.of(request, sharing)
     loads = RingLoads.of(request, sharing, execution)
-    multicast = Multicast.of(request, sharing, loads.rings)
     memory = BlockMemory.of(request, sharing, execution, loads.rings)
+    loads, memory = _with_result_blocks(request, sharing, execution, loads, memory)
+    multicast = Multicast.of(request, sharing, loads.rings)
     order = ProgramOrder.of(request, sharing, execution, multicast, loads.rings, memory)
     small_loads = SmallLoads.of(request, sharing, execution, loads)
     return _plan(Decided(request, sharing, execution, loads, small_loads, multicast, memory, order))
+
+
+def _with_result_blocks(
+    request: RoleRequest,
+    sharing: Sharing,
+    execution: DotExecution,
+    loads: RingLoads,
+    memory: BlockMemory,
+) -> tuple[RingLoads, BlockMemory]:
+    """With rings of blocks that are read beside results, where there is room for them."""
+    blocks = result_blocks(request, sharing, execution, loads.ring_of.keys())
+    more = loads.with_rings(blocks)
+    if more is loads:
+        return loads, memory
+    try:
+        divided = BlockMemory.of(request, sharing, execution, more.rings)
+    except NoRoles:
+        return loads, memory
+    return (more, divided) if has_room(divided, memory, sharing, blocks) else (loads, memory)
 
 
 def _plan(made: Decided) -> Plan:

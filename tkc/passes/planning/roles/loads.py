@@ -89,6 +89,13 @@ class RingLoads:
             )
         return RingLoads(rings, broadcast)
 
+    def with_rings(self, blocks: Sequence[tile.Load]) -> RingLoads:
+        """With a ring more for each of some blocks."""
+        more: Rings = [*self.rings, *(list[Operation]([op]) for op in blocks)]
+        if not blocks or len(more) > MAX_RINGS or take_several_warps(blocks):
+            return self
+        return replace(self, rings=more)
+
     @property
     def ring_of(self) -> dict[Operation, int]:
         """The ring into which each load copies first."""
