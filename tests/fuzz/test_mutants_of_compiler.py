@@ -301,9 +301,9 @@ def test_a_run_goes_on_where_one_ended(tmp_path):
     assert reached.done == [left, right]
     assert {test for tests in reached.tests.values() for _, test in tests} == {right}
 
-    assert "0 not run" not in run("--limit", "0")
+    assert " 0 not run" not in run("--limit", "0")
     first, *rest = sorted(reached.tests)
     (tmp_path / "found.json").write_text(json.dumps(dict.fromkeys(rest, "a test")))
-    assert "0 not run" in run("--jobs", "2", "--each", "1")
+    assert " 0 not run" in run("--jobs", "2", "--each", "1")
     found = json.loads((tmp_path / "found.json").read_text())
     assert found.keys() <= {first, *rest} and {found[name] for name in rest} == {"a test"}

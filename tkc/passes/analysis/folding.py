@@ -291,12 +291,7 @@ def _bits(
     """
     name = op.fn.name
     if name in ("xor", "or", "and"):
-        for outer, other in (op.args, op.args[::-1]):
-            inner = defining_op(outer, ew.CLASSES[name])
-            if inner is not None and other in inner.args:
-                a, b = inner.args
-                return [(b if other is a else a) if name == "xor" else outer]
-        return None
+        return _again(op, op.args) or _again(op, op.args[::-1])
     if name != "shr" or right is None or not 0 <= right < bits(element_of(op.result.type)):
         return None
     inner = defining_op(op.args[0], ew.CLASSES["xor"]) or defining_op(op.args[0], ew.CLASSES["or"])
@@ -304,6 +299,18 @@ def _bits(
         if (held := ranges.of(low)) is not None and held.lo >= 0 and held.hi < 1 << int(right):
             return _new_before(op, ew.CLASSES["shr"](kept, op.args[1]))
     return None
+
+
+def _again(op: ew.Elementwise, args: Sequence[SSAValue]) -> Sequence[SSAValue] | None:
+    """What combining bits once more with the same ones gives. args: what was combined, and those
+    bits.
+    """
+    outer, other = args
+    inner = defining_op(outer, ew.CLASSES[op.fn.name])
+    if inner is None or other not in inner.args:
+        return None
+    a, b = inner.args
+    return [outer] if op.fn.name != "xor" else [b if other is a else a]
 
 
 def _by_range(op: ew.Elementwise, ranges: Ranges) -> Sequence[SSAValue] | None:

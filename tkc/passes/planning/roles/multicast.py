@@ -136,9 +136,16 @@ def _shared_copy(
         )
     differs = program_axes(read)
     among = tuple(axis for axis, n in enumerate(shape) if n > 1 and axis not in differs)
-    extents = [n for n in load.extents.get_values() if n >= 0]
-    if not among or len(extents) != 2 or len(load.extents.get_values()) != 2:
+    if not among or len(load.extents.get_values()) != 2 or min(load.extents.get_values()) < 0:
         return None, ""
+    return _divided(load, shape, among, is_asked)
+
+
+def _divided(
+    load: tile.Load, shape: tuple[int, int], among: tuple[int, ...], is_asked: bool
+) -> tuple[SharedCopy | None, str]:
+    """How blocks of a cluster divide a block of two axes; None where they cannot, and why."""
+    extents = load.extents.get_values()
     size = prod(shape[axis] for axis in among)
     panel = of_block(load).swizzle * 8 // bits(tile_type(load.result).element)
     dense = dense_of_block(load)

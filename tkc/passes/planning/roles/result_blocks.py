@@ -17,7 +17,16 @@ from tkc.ir import tile
 from tkc.ir.registers import WARPGROUP_REGISTER
 from tkc.ir.rewrite import following
 from tkc.ir.types import TileType
-from tkc.ir.values import ancestor, block_of, made_of, parents, reached, tile_type
+from tkc.ir.values import (
+    ancestor,
+    block_of,
+    made_of,
+    operations_in,
+    parents,
+    reached,
+    tile_type,
+    tiles,
+)
 from tkc.passes.planning.gathers import loaded_by_consumers, unmapped
 from tkc.passes.planning.rings import MIN_STAGES_BESIDE
 from tkc.passes.planning.roles.dots import DotExecution
@@ -26,7 +35,9 @@ from tkc.passes.planning.roles.request import RoleRequest
 from tkc.passes.planning.roles.sharing import Sharing
 
 MIN_BLOCK_BYTES = 4096  # smaller ones wait in registers
-EPILOGUE_REGISTERS = 40  # of a thread, beside accumulators and blocks
+EPILOGUE_REGISTERS = 48  # of a thread, beside accumulators and blocks
+# of a thread, for what is computed of a part for one result and is there until the next one's
+RESULT_REGISTERS = 32
 
 
 def result_blocks(
@@ -38,7 +49,9 @@ def result_blocks(
     if request.waits or request.has_third_role or _in_parts(sharing):
         return []
     groups, found = sharing.groups, list[tile.Load]()
+    stores = [op for op in operations_in(request.kernel, tile.Store) if tiles([op.value])]
     room = execution.role_registers(sharing, 1)[1] - EPILOGUE_REGISTERS - execution.registers
+    room -= RESULT_REGISTERS * max(0, len(stores) - 1)
     for load in request.program.loads:
         if not isinstance(load, tile.Load) or load in taken or not _is_copied(load, request):
             continue
@@ -67,11 +80,7 @@ def _is_copied(load: tile.Load, request: RoleRequest) -> bool:
     """Whether tensor maps can copy a block which is read behind all loops with dots, and of which
     no dot's operand is computed; dots in no loop may add to it.
     """
-    if not isinstance(load.result.type, TileType) or load.mask is not None:
-        return False
-    if load.result.type.bytes < MIN_BLOCK_BYTES or load.result.type.rank < 2:
-        return False
-    if loaded_by_consumers(load) or unmapped(load) or block_of(load) not in _places(request):
+    if not _is_block(load) or block_of(load) not in _places(request):
         return False
     around = (ancestor(dot, block_of(load)) for dot in request.dots)
     loops = [at for at in around if isinstance(at, (scf.ForOp, scf.WhileOp))]
@@ -79,6 +88,14 @@ def _is_copied(load: tile.Load, request: RoleRequest) -> bool:
     return all(at.is_before_in_block(load) for at in loops) and not any(
         v is load.result for v in reached(operands, made_of)
     )
+
+
+def _is_block(load: tile.Load) -> bool:
+    """Whether a load reads a block that a tensor map can copy, and that is worth a ring."""
+    t = load.result.type
+    if not isinstance(t, TileType) or t.bytes < MIN_BLOCK_BYTES or t.rank < 2:
+        return False
+    return load.mask is None and not loaded_by_consumers(load) and not unmapped(load)
 
 
 def _places(request: RoleRequest) -> set[Block]:
