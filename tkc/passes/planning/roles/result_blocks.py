@@ -34,7 +34,7 @@ from tkc.passes.planning.roles.memory import SUBTILE_COLUMNS, BlockMemory
 from tkc.passes.planning.roles.request import RoleRequest
 from tkc.passes.planning.roles.sharing import Sharing
 
-MIN_BLOCK_BYTES = 4096  # smaller ones wait in registers
+MIN_BLOCK_BYTES = 8192  # smaller ones wait in registers
 EPILOGUE_REGISTERS = 48  # of a thread, beside accumulators and blocks
 # of a thread, for what is computed of a part for one result and is there until the next one's
 RESULT_REGISTERS = 32
