@@ -77,8 +77,10 @@ from tkc.passes.planning.meetings import fewest_that_multiply
 from tkc.passes.planning.numbers import Sizes
 from tkc.passes.planning.operands import blocks_behind, partial, untransposed
 from tkc.passes.planning.pressure import (
+    carried_words,
     demand,
     fits,
+    held_by,
     most_scalars,
     results_of_dots,
     room,
@@ -789,13 +791,10 @@ def _usual_warps(program: Program, loads: tuple[LoadPlan, ...], context: PassCon
     )
     most = {warps: _most_accumulators(program, loads, warps, context) for warps in (4, 8, 16)}
     most |= narrow
-    for warps in (4, 8, 16):
+    least = next((w for w in (4, 8) if held_by(carried_words(program.dots), w)), 16)
+    for warps in (w for w in (4, 8, 16) if w >= least):
         each = _accumulators(program, warps)
-        staged = sum(
-            bytes_of(op)
-            for op, load in zip(program.loads, loads, strict=False)
-            if load.path == "shared" and not _copied(op, load) and loop_of(op) is not None
-        ) // (4 * 32 * warps)
+        staged = _staged_words(program, loads) // (32 * warps)
         if each <= most[warps] and (
             not staged or each + staged <= MAX_STAGED_REGISTERS or warps == 8
         ):
@@ -806,6 +805,17 @@ def _usual_warps(program: Program, loads: tuple[LoadPlan, ...], context: PassCon
         + (f" ({_accumulators(program, warps // 2)} with {warps // 2})" if warps > 4 else "")
     )
     return warps
+
+
+def _staged_words(program: Program, loads: tuple[LoadPlan, ...]) -> int:
+    """Words of the operands of loops that pass through registers on their way to shared memory."""
+    pairs = zip(program.loads, loads, strict=False)
+    passing = (
+        op
+        for op, load in pairs
+        if load.path == "shared" and not _copied(op, load) and loop_of(op) is not None
+    )
+    return sum(map(bytes_of, passing)) // 4
 
 
 def _of_two(warps: int, target: Target) -> int:

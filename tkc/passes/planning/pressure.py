@@ -19,6 +19,7 @@ from xdsl.dialects import scf
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 
 from tkc.ir import tile
+from tkc.ir.rewrite import loops_of
 from tkc.ir.scratch import scratch_of
 from tkc.ir.types import ArrayType, PointerType, TileType, element_of, is_bool
 from tkc.ir.values import (
@@ -39,6 +40,23 @@ TILE_REGISTER_SHARE = 3 / 4  # of a thread's registers; with more, ptxas spills
 COLLECTIVES = tile.Reduce, tile.Scan, tile.Sort, tile.Gather
 WORDS_OF_ARRAY = 3  # its address, and an extent or a stride
 CARRIED_REGISTERS = 8  # of a loop's other loop-carried values
+
+
+def carried_words(dots: Iterable[tile.Dot]) -> int:
+    """32-bit words of the tiles that the loops round a dot carry, at most: accumulators, and sums
+    beside them, which are there at every moment of it.
+    """
+    return max((sum(map(_carried, loops_of(dot))) for dot in dots), default=0)
+
+
+def _carried(loop: Operation) -> int:
+    values = loop.iter_args if isinstance(loop, scf.ForOp) else loop.operands
+    return sum(-(-v.type.bytes // 4) for v in values if isinstance(v.type, TileType))
+
+
+def held_by(words: int, warps: int) -> bool:
+    """Whether the registers of so many warps hold so many words."""
+    return words <= 32 * warps * MAX_REGISTERS_PER_THREAD
 
 
 @remembered

@@ -30,6 +30,7 @@ from tkc.passes.planning.operands import (
     written_operands,
 )
 from tkc.passes.planning.order import reads_first_of_written
+from tkc.passes.planning.pressure import carried_words, held_by
 from tkc.passes.planning.roles.loops import differs_in_steps, is_conditional
 from tkc.passes.planning.roles.registers import (
     MAX_OPERAND_REGISTERS,
@@ -157,10 +158,14 @@ def _of_many_rows(request: RoleRequest) -> int:
 
 
 def _hold_operands(request: RoleRequest, groups: int) -> bool:
-    """Whether the registers of so many warpgroups hold a program's accumulators and operands."""
-    dots = request.dots
-    each = operand_registers(dots, False, [(1, 1)] * len(dots), groups, request.options)
-    return each <= MAX_OPERAND_REGISTERS[groups]
+    """Whether the registers of so many warpgroups hold a program's accumulators and operands, and
+    what its loops carry.
+    """
+    dots, options = request.dots, request.options
+    each = operand_registers(dots, False, [(1, 1)] * len(dots), groups, options)
+    if each > MAX_OPERAND_REGISTERS[groups]:
+        return False
+    return held_by(carried_words(dots), 4 * groups)
 
 
 def make_operands(request: RoleRequest) -> bool:
