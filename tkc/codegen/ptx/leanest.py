@@ -12,7 +12,7 @@ from tkc.codegen.ptx.ptxas import Assembled
 from tkc.codegen.ptx.sink import rematerialise, sink_to_uses
 from tkc.ir.interface import Interface
 
-ADDRESS_REGISTERS = 8  # of a thread, at least, beside its tiles
+MIN_BESIDE_TILES = 8  # registers of a thread, for addresses and counters
 
 
 def leanest(ptx: str, interface: Interface, target: str) -> tuple[str, Assembled]:
@@ -84,6 +84,6 @@ class _Texts:
         those that such a block has, and where it is not told of blocks it takes more.
         """
         most = ptxas.most_of(blocks, self.target, self.threads)
-        if blocks == 1 or self.tiles + ADDRESS_REGISTERS <= most:
+        if blocks == 1 or self.tiles + MIN_BESIDE_TILES <= most:
             return False
         return self.assembled(ptxas.unlimited(text)).registers > most

@@ -203,7 +203,7 @@ def _binary(op: ew.Elementwise, ranges: Ranges) -> Sequence[SSAValue] | None:
         return None
     if (values := _associated(op, right, t)) is not None:
         return values
-    if (values := _bits(op, right, ranges)) is not None:
+    if (values := _by_bits(op, right, ranges)) is not None:
         return values
     if (values := _by_range(op, ranges)) is not None:
         return values
@@ -280,7 +280,7 @@ def _associated(
     return _new_before(op, ew.CLASSES[name](inner.args[0], number))
 
 
-def _bits(
+def _by_bits(
     op: ew.Elementwise, right: int | float | None, ranges: Ranges
 ) -> Sequence[SSAValue] | None:
     """What follows of bits: those that an operation before has set already, has changed once
@@ -365,7 +365,7 @@ def _narrower(op: ew.Elementwise, ranges: Ranges) -> Sequence[SSAValue] | None:
 
 
 def _into_dot(op: ew.Elementwise) -> Sequence[SSAValue] | None:
-    """c + a·b as one dot; not for float8, where the tensor core's sum is shorter than float32's."""
+    """c + a·b as one dot; not for float8, whose sums on tensor cores have fewer bits."""
     for product, other in (op.args, op.args[::-1]):
         dot = defining_op(product, tile.Dot)
         if dot is None or dot.parent is not op.parent or not product.has_one_use():

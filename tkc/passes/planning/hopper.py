@@ -35,9 +35,9 @@ Each decision is a file of planning/roles/, and each takes those before it:
   sharing       which warpgroups compute a program, and how many programs a block has
   dots          which dots run late, in how many parts, with how many registers
   loads         which loads fill which ring
-  multicast     which copies the blocks of a cluster share
   memory        stages of rings and buffers of results in shared memory
   result_blocks which blocks that are read beside results have rings
+  multicast     which copies the blocks of a cluster share
   programs      in what order blocks run programs
   decisions     what is said of all that
 """

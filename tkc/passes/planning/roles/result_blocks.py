@@ -4,11 +4,16 @@ ahead, instead of by loads of the threads that store the results, which would wa
 
     for k:  acc += x[m, k] · w[k, n]          ring 0: 4 stages of x and w
     y[m, n] = acc + r[m, n]                   ring 1: 2 stages of r
+
+r may be y: each program reads and then writes its own part, so that no other's store comes between.
+What its own program may have written before is marked (`order.keep_in_order`): it stays where it
+is, or its copies wait.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import takewhile
 
 from xdsl.dialects import scf
 from xdsl.ir import Block, Operation
@@ -104,14 +109,10 @@ def _places(request: RoleRequest) -> set[Block]:
     """
     found = set[Block]()
     for dot in request.dots:
-        around = [at for at in parents(dot) if at.parent is not None]
-        inside = [dot] if dot not in _in_loops(request) else []
-        found.update(block_of(at) for at in [*inside, *around] if at is not request.kernel)
+        inside = [] if dot.parent_op() in request.loops else [dot]
+        around = takewhile(lambda at: at is not request.kernel, parents(dot))
+        found.update(block_of(at) for at in (*inside, *around))
     return found
-
-
-def _in_loops(request: RoleRequest) -> set[tile.Dot]:
-    return {dot for dot in request.dots if dot.parent_op() in request.loops}
 
 
 def has_room(
